@@ -76,76 +76,64 @@ class ScriptedVllm(VllmEngine):
             pass
 
 
+@contextlib.asynccontextmanager
+async def started(answers=(), **options):
+    """Yield an engine with a scripted process. answers: attributes of ScriptedVllm. options: those of VllmEngine."""
+    engine = ScriptedVllm(**options)
+    vars(engine).update(answers)
+    await engine.start("model", {})
+    yield engine
+    await engine.aclose()
+
+
 @pytest.mark.slow
 async def test_blocked_event_loop_does_not_count_as_a_hang():
-    engine = ScriptedVllm(stall_s=1.0)
-    engine.answer_s = 2.0
-    await engine.start("model", {})
-    process = engine.process
-    request = asyncio.create_task(engine.generate([1], Sampling(1)))
-    await asyncio.sleep(0.1)
-    time.sleep(1.6)  # an update or a checkpoint  # noqa: ASYNC251
-    assert (await request).token_ids == [5]
-    assert process.kills == 0 and engine.process is process  # a restart would replace the process
-    await engine.aclose()
+    async with started({"answer_s": 2.0}, stall_s=1.0) as engine:
+        process = engine.process
+        request = asyncio.create_task(engine.generate([1], Sampling(1)))
+        await asyncio.sleep(0.1)
+        time.sleep(1.6)  # an update or a checkpoint  # noqa: ASYNC251
+        assert (await request).token_ids == [5]
+        assert process.kills == 0 and engine.process is process  # a restart would replace the process
 
 
 async def test_silent_process_is_killed_after_stall_s():
-    engine = ScriptedVllm(stall_s=0.3, max_restarts=0)
-    engine.answer_s = 5.0
-    await engine.start("model", {})
-    process = engine.process
-    with pytest.raises(EngineError, match="died too often"):
-        await asyncio.wait_for(engine.generate([1], Sampling(1)), 4)
-    assert process.kills >= 1
-    # Later requests and weight updates fail at once, too.
-    with pytest.raises(EngineError, match="died too often"):
-        await asyncio.wait_for(engine.generate([1], Sampling(1)), 4)
-    with pytest.raises(EngineError, match="died too often"):
-        await asyncio.wait_for(engine.submit([([1], Sampling(1))])[0], 4)
-    with pytest.raises(EngineError, match="died too often"):
-        await asyncio.wait_for(engine.load_weights("weights.safetensors", 1), 4)
-    await engine.aclose()
+    async with started({"answer_s": 5.0}, stall_s=0.3, max_restarts=0) as engine:
+        process = engine.process
+        for request in (  # after the first, later requests and weight updates fail at once, too
+            lambda: engine.generate([1], Sampling(1)),
+            lambda: engine.generate([1], Sampling(1)),
+            lambda: engine.submit([([1], Sampling(1))])[0],
+            lambda: engine.load_weights("weights.safetensors", 1),
+        ):
+            with pytest.raises(EngineError, match="died too often"):
+                await asyncio.wait_for(request(), 4)
+        assert process.kills >= 1
 
 
 async def test_a_restart_that_cannot_load_the_model_is_reported_with_its_reason():
-    engine = ScriptedVllm()
-    engine.answer_s = 5.0
-    await engine.start("model", {})
-    request = asyncio.create_task(engine.generate([1], Sampling(1)))
-    await asyncio.sleep(0.05)
-    engine.ready = ("failed", "OutOfMemoryError")
-    engine.process.kill()
-    with pytest.raises(EngineError, match="OutOfMemoryError"):
-        await asyncio.wait_for(request, 4)
-    await engine.aclose()
+    async with started({"answer_s": 5.0}) as engine:
+        request = asyncio.create_task(engine.generate([1], Sampling(1)))
+        await asyncio.sleep(0.05)
+        engine.ready = ("failed", "OutOfMemoryError")
+        engine.process.kill()
+        with pytest.raises(EngineError, match="OutOfMemoryError"):
+            await asyncio.wait_for(request, 4)
 
 
-async def test_request_that_ends_with_an_internal_error_is_sent_again():
-    engine = ScriptedVllm()
-    engine.reasons = ("error", "stop")
-    await engine.start("model", {})
-    assert (await engine.generate([1], Sampling(1))).finish_reason is FinishReason.STOP
-    assert engine.requests == 2
-    await engine.aclose()
-
-
-async def test_request_that_fails_twice_raises():
-    engine = ScriptedVllm()
-    engine.reasons = ("error", "error")
-    await engine.start("model", {})
-    with pytest.raises(EngineError, match="internal error"):
-        await asyncio.wait_for(engine.generate([1], Sampling(1)), 4)
-    await engine.aclose()
+async def test_a_request_that_ends_with_an_internal_error_is_sent_once_more():
+    async with started({"reasons": ("error", "stop", "error", "error")}) as engine:
+        assert (await engine.generate([1], Sampling(1))).finish_reason is FinishReason.STOP
+        assert engine.requests == 2
+        with pytest.raises(EngineError, match="internal error"):
+            await asyncio.wait_for(engine.generate([1], Sampling(1)), 4)
 
 
 async def test_failed_weight_load_raises_instead_of_serving_old_weights():
-    engine = ScriptedVllm()
-    engine.weights_answer = ("weights_failed", "RuntimeError: vLLM did not reset its prefix cache")
-    await engine.start("model", {})
-    with pytest.raises(EngineError, match="prefix cache"):
-        await asyncio.wait_for(engine.load_weights("weights.safetensors", 1), 4)
-    await engine.aclose()
+    failed = ("weights_failed", "RuntimeError: vLLM did not reset its prefix cache")
+    async with started({"weights_answer": failed}) as engine:
+        with pytest.raises(EngineError, match="prefix cache"):
+            await asyncio.wait_for(engine.load_weights("weights.safetensors", 1), 4)
 
 
 def test_engines_use_the_gpus_that_the_caller_may_use(tmp_path, monkeypatch):
@@ -242,21 +230,4 @@ async def test_weights_that_cannot_be_shared_go_through_a_file(tmp_path, monkeyp
     monkeypatch.setattr(engine, "load_tensors", lambda _, version: load(lambda: ({"a": NotShared()}, {}, {}), version))
     await group.load(make_model(tmp_path / "model"), 1)
     assert group._ipc_failed and not engine.lost and engine.process.kills == 0
-    await group.aclose()
-
-
-async def test_failed_cuda_ipc_falls_back_to_a_file(tmp_path, monkeypatch):
-    model = make_model(tmp_path / "model")
-    engine = ScriptedVllm(gpu="0")
-    await engine.start("model", {})
-    sent = []
-    send = engine._send
-    monkeypatch.setattr(engine, "_send", lambda message: (sent.append(message[1][0]), send(message)))
-    group = EngineGroup([engine], tmp_path / "work", 1, parity_limit=1e9)
-    monkeypatch.setattr(group, "transport", lambda model: "shared-memory" if group._ipc_failed else "cuda-ipc")
-    monkeypatch.setattr(group_module, "assert_parity", lambda *_: asyncio.sleep(0))
-    answers = iter([("weights_failed", "no IPC in this container"), ("weights", 1)])
-    monkeypatch.setattr(type(engine), "weights_answer", property(lambda self: next(answers)), raising=False)
-    await group.load(model, 1)
-    assert sent == ["tensors", "file"]
     await group.aclose()

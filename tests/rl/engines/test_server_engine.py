@@ -10,6 +10,7 @@ import httpx
 import pytest
 import torch
 from helpers.scored_run import RECIPE
+from helpers.tiny_models import worst_gap
 from helpers.vllm_servers import KEY, wait_until
 
 from rstar_lab.common.errors import UserError
@@ -42,14 +43,6 @@ def section(served, **keys) -> EngineSection:
     return EngineSection(kind="server", urls=tuple(served.urls), dtype="float32", max_num_seqs=16, **keys)
 
 
-def worst_gap(model, prompt, completion, temperature=0.8) -> float:
-    ids = torch.tensor([prompt + completion.token_ids])
-    with torch.no_grad():
-        log_probs = (model(ids).logits[0, len(prompt) - 1 : -1] / temperature).log_softmax(-1)
-    own = log_probs.gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
-    return float((own - torch.tensor(completion.log_probs)).abs().max())
-
-
 async def sample(engine, max_tokens=24):
     return await asyncio.gather(*engine.submit([(p, Sampling(max_tokens, 0.8, seed=i)) for i, p in enumerate(PROMPTS)]))
 
@@ -70,7 +63,7 @@ async def test_servers_return_the_models_log_probs_and_load_new_weights(served, 
         assert group.loaded_folder == folder and group.context == 512 and first.kv_tokens > 1000
         a, b = await sample(first), await sample(second)
         assert [(c.token_ids, c.log_probs) for c in a] == [(c.token_ids, c.log_probs) for c in b]
-        assert max(worst_gap(model, p, c) for p, c in zip(PROMPTS, a, strict=True)) < 2e-5
+        assert max(worst_gap(model, p, c, 0.8) for p, c in zip(PROMPTS, a, strict=True)) < 2e-5
         assert {c.engine for c in a + b} == set(served.urls) and {c.policy_version for c in a} == {0}
 
         streamed: list[int] = []
@@ -100,7 +93,7 @@ async def test_servers_return_the_models_log_probs_and_load_new_weights(served, 
         assert all(done.token_ids for done in await asyncio.gather(*held))
         after = await sample(first)
         assert {c.policy_version for c in after} == {7}
-        assert max(worst_gap(other, p, c) for p, c in zip(PROMPTS, after, strict=True)) < 2e-5
+        assert max(worst_gap(other, p, c, 0.8) for p, c in zip(PROMPTS, after, strict=True)) < 2e-5
         # A server that does not use the weights it received is an error.
         first_push = first._push
         first._push = second._push  # type: ignore[method-assign]
@@ -115,10 +108,7 @@ async def test_servers_return_the_models_log_probs_and_load_new_weights(served, 
 
 async def test_an_unusable_url_is_an_error_that_names_the_remedy(served, monkeypatch):
     for url, message in (
-        (
-            "http://127.0.0.1:9",
-            r"http://127.0.0.1:9 does not answer \(.+\): start it with `rstar-lab serve MODEL`",
-        ),
+        ("http://127.0.0.1:9", r"http://127.0.0.1:9 does not answer \(.+\): start it with `rstar-lab serve MODEL`"),
         (served.urls[0] + "/nowhere", r"/nowhere is not an OpenAI-style server: /v1/models returns status 404"),
     ):
         engine = ServerEngine(url)
@@ -334,4 +324,4 @@ async def test_a_restarted_server_gets_the_newest_weights(served, memorized_mode
         # `serve` restarts the server with the weights of its folder. It is used after it has the newest weights.
         assert await asyncio.to_thread(wait_until, lambda: not first.lost, 900)
         back = await sample(first)
-        assert max(worst_gap(other, p, c) for p, c in zip(PROMPTS, back, strict=True)) < 2e-5
+        assert max(worst_gap(other, p, c, 0.8) for p, c in zip(PROMPTS, back, strict=True)) < 2e-5

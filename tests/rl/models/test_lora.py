@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from helpers.scripted_training import TOKENIZER, problem, train
+from helpers.scripted_training import TOKENIZER, problem, tiny, train
 from helpers.trajectories import BATCH
 from peft import PeftModel
 
@@ -13,7 +13,7 @@ from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.engines.weights import tensors_to_send
 from rstar_lab.rl.models import lora as module
 from rstar_lab.rl.models.lora import attach_lora, full_state, load_adapter, save_adapter
-from rstar_lab.rl.models.model import build_tiny, load_model, save_model
+from rstar_lab.rl.models.model import load_model, save_model
 from rstar_lab.rl.preflight.context import Architecture
 from rstar_lab.rl.preflight.estimate import lora_parameters
 from rstar_lab.rl.recipe import RlSection
@@ -24,10 +24,6 @@ from rstar_lab.runs.reader import RunReader
 
 IDS = torch.arange(20)[None]
 LORA = Lora(rank=4)
-
-
-def tiny():
-    return build_tiny(TOKENIZER, seed=0, hidden_size=64, layers=2, heads=2, kv_heads=1)
 
 
 def trained(steps: int = 2, **options):

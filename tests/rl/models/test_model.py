@@ -144,16 +144,13 @@ def test_a_configuration_of_another_form_is_one_error(folder):
                 read(folder)
 
 
-def test_a_folder_without_tokenizer_is_an_error(folder):
+def test_a_broken_or_missing_tokenizer_is_an_error(folder):
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match="tokenizer"):
+        load_tokenizer(folder)
     for path in folder.glob("tokenizer*"):
         path.unlink()
     with pytest.raises(ModelError, match="no tokenizer"):
-        load_tokenizer(folder)
-
-
-def test_a_broken_tokenizer_is_an_error(folder):
-    (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(ModelError, match="tokenizer"):
         load_tokenizer(folder)
 
 

@@ -31,13 +31,7 @@ GPT2 = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-DROPS = {
-    "attention_dropout": 0.3,
-    "hidden_dropout": 0.3,
-    "residual_dropout": 0.3,
-    "resid_pdrop": 0.3,
-    "embd_pdrop": 0.3,
-}
+DROPS = dict.fromkeys(("attention_dropout", "hidden_dropout", "residual_dropout", "resid_pdrop", "embd_pdrop"), 0.3)
 # Architectures whose default config, or whose checkpoints, have dropout or router noise.
 NOISY = {
     "SeedOss": SMALL | DROPS,
@@ -131,19 +125,10 @@ def test_noise_stays_in_the_config_and_dropout_modules_are_off():
 
 
 def gemma3():
-    text = SMALL | {
-        "sliding_window": 8,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "query_pre_attn_scalar": 8,
-    }
-    vision = {
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "image_size": 28,
-        "patch_size": 14,
-    }
+    layers = ["sliding_attention", "full_attention"]
+    text = SMALL | {"sliding_window": 8, "layer_types": layers, "query_pre_attn_scalar": 8}
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "image_size": 28, "patch_size": 14}
+    vision = sizes | {"num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.Gemma3Config(
         text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=258
     )

@@ -2,13 +2,13 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 import yaml
 from helpers.tiny_models import make_model
+from typer.testing import CliRunner
 
+from rstar_lab.cli.command_line import app
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.resources import resource_folder
 from rstar_lab.hardware.profiles import load_profile
@@ -327,28 +327,14 @@ def test_on_a_laptop_the_sandbox_and_the_tokenizer_are_used(recipe, tmp_path):
     assert broken.status is Status.FAIL and "<|im_end|>" in broken.message
 
 
-@pytest.mark.soak
 def test_strict_turns_a_skip_into_a_failure(recipe, storage):
-    def run(*more):
-        command = [
-            sys.executable,
-            "-m",
-            "rstar_lab.cli",
-            "preflight",
-            recipe(),
-            "--profile",
-            storage(),
-            "--json",
-            *more,
-        ]
-        return subprocess.run(command, capture_output=True, text=True)
-
-    done = run()
-    assert done.returncode == 0, done.stderr
+    command = ["preflight", recipe(), "--profile", storage(), "--json"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert {row["status"] for row in rows if "status" in row} <= {"pass", "warn", "skip", "fail"}
     assert rows[-1]["skip"] > 0 and rows[-1]["fail"] == 0 and rows[-1]["formula"].startswith("step = ")
-    assert run("--strict").returncode == 1
+    assert CliRunner().invoke(app, [*command, "--strict"]).exit_code == 1
 
 
 def sizes(tmp_path, problems=8, conversations=5, **keys):

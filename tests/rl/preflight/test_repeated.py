@@ -33,17 +33,9 @@ def check(tmp_path):
 DIFFERENT = [f"What is {i} + {i}?" for i in range(100)]
 
 
-def test_different_questions_pass(check):
-    assert check(DIFFERENT, ["What is 7 - 3?"]).startswith("100 training questions")
-
-
 def test_a_question_of_an_evaluation_file_fails_despite_its_layout(check):
     with pytest.raises(UserError, match=r"stages\.one\.problems: 1 of 100 .* train5 in evaluate\.sets\.exam"):
         check(DIFFERENT, ["what is  5 + 5 ?"])
-
-
-def test_questions_beyond_the_limit_are_not_compared(check):
-    assert check(DIFFERENT, ["What is 5 + 5?"], limit=5).startswith("5 training questions")
 
 
 def test_more_than_one_percent_of_repeated_questions_warns(check):
@@ -52,16 +44,26 @@ def test_more_than_one_percent_of_repeated_questions_warns(check):
         check(DIFFERENT + DIFFERENT[:3], ["What is 7 - 3?"])
 
 
-def test_questions_without_words_are_compared_as_text(check):
-    assert check(["?", "??"], ["???"]).startswith("2 training questions")
+@pytest.mark.parametrize(
+    ("training", "held_out", "section", "found"),
+    [
+        (DIFFERENT, "What is 7 - 3?", {}, "100 training questions"),
+        (
+            DIFFERENT,
+            "What is 5 + 5?",
+            {"limit": 5},
+            "5 training questions",
+        ),  # questions beyond the limit are not compared
+        (["?", "??"], "???", {}, "2 training questions"),  # questions without words are compared as text
+    ],
+)
+def test_different_questions_pass(check, training, held_out, section, found):
+    assert check(training, [held_out], **section).startswith(found)
 
 
-def test_problems_of_an_environment_can_share_a_question(check):
+def test_problems_of_an_environment_and_synthetic_ones_need_no_check(check):
     with pytest.raises(NotNeeded):
         check(["Play."] * 50, ["Play."], environment="game")
-
-
-def test_synthetic_problems_need_no_check():
     stage = {"name": "one", "problems": {"synthetic": {"count": 3}}, "steps": 1}
     with pytest.raises(NotNeeded):
         repeated_problems(SimpleNamespace(recipe=Recipe.model_validate({"model": "tiny", "stages": [stage]})))

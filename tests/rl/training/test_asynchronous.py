@@ -3,23 +3,17 @@
 import asyncio
 import itertools
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.scripted_training import Player, problem, recipe_of, train
-from helpers.trajectories import trajectory
 
-from rstar_lab.rl.algorithm.selection import Selection
-from rstar_lab.rl.algorithm.streams import trained_mask
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
 from rstar_lab.rl.recipe import RecipeError
 from rstar_lab.rl.renderers.paper import END_OF_TURN, render_tool_call
 from rstar_lab.rl.section import merged
 from rstar_lab.rl.tools.user import UserTool
-from rstar_lab.rl.training.group_stream import trim
-from rstar_lab.rl.trajectory import Trajectory, Turn
 from rstar_lab.runs.reader import RunReader
 
 KEYS = {"correction": {"type": "tis"}, "problems_per_step": 3}
@@ -65,20 +59,6 @@ async def test_drop_stores_what_it_leaves_out_and_counts_it(tmp_path):
     )
 
 
-def test_trim_masks_stale_tokens_in_the_loss():
-    def generated(*versions: tuple[int, int]) -> Trajectory:
-        turn = Turn(0, 4, "", 0.0, 0.0, 0.0, versions)
-        return replace(trajectory(0, 3, 4), loss_mask=[True] * 4, turns=(turn,))
-
-    both = Selection.of([generated((1, 2), (3, 2)), generated((1, 4))], [1.0, -1.0])
-    selection, share = trim(both, lambda version: version < 2)
-    assert [trained_mask(*one).tolist() for one in zip(selection.trajectories, selection.streams, strict=True)] == [
-        [False, False, True, True]
-    ]
-    assert selection.trajectories == both.trajectories[:1]
-    assert selection.advantages == [1.0] and share == 6 / 8
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["one_step_off", "async"])
 async def test_a_killed_run_trains_no_group_twice_and_loses_none(tmp_path, mode):
@@ -116,7 +96,6 @@ async def test_stages_can_have_different_modes(tmp_path):
         ({"correction": {"type": "none"}}, "set correction"),
         ({"correction": {"type": "none"}, "old_log_probs": "engine"}, "allow_uncorrected"),
         ({"schedule": {"dynamic_sampling": 2}}, r"rl.schedule.dynamic_sampling: not a key of type: async"),
-        ({"schedule": {"dynamic_sampling": 5}}, r"rl.schedule.dynamic_sampling: not a key of type: async"),
         ({"schedule": {"buffer_groups": 2}}, "at least problems_per_step, 3"),
     ],
 )

@@ -3,12 +3,11 @@
 import asyncio
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers.scripted_training import problem, train, weights
+from helpers.scripted_training import metrics_without_times, problem, tiny, train, weights
 from helpers.trajectories import BATCH
 
 from rstar_lab.common.errors import UserError
@@ -16,8 +15,6 @@ from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.algorithm.streams import Streams, trained_mask
 from rstar_lab.rl.methods.otb import Otb
 from rstar_lab.rl.models import packed_attention
-from rstar_lab.rl.models.model import build_tiny
-from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.section import merged
 from rstar_lab.rl.training.data_parallel import HelperProcesses
@@ -29,10 +26,6 @@ from rstar_lab.runs.reader import RunReader
 CPU = torch.device("cpu")
 GROUPS = [replace(t, group_id=f"g{i // 3}") for i, t in enumerate(BATCH)]
 ADVANTAGES = [1.0, -0.5, -0.5, 0.7, 0.7, -1.4]
-
-
-def tiny(seed: int = 0):
-    return build_tiny(train_tokenizer(["text"], 300), seed=seed, hidden_size=64, layers=2, heads=2, kv_heads=1)
 
 
 def tokens_of(model, temperature: float = 1.0) -> list[torch.Tensor]:
@@ -227,29 +220,25 @@ STAGE = [{"name": "one", "steps": 3}]
 MIXED = [problem(f"easy{i}", 1.0) for i in range(4)] + [problem(f"mixed{i}", 0.5) for i in range(4)]
 
 
-def step_metrics(run_dir: Path) -> list[dict]:
-    return [{k: v for k, v in line.items() if not k.endswith("_s")} for line in RunReader(run_dir).metrics()]
-
-
 @pytest.mark.slow
 async def test_dynamic_sampling_replaces_groups_also_after_a_kill(tmp_path):
     _, plain = await train(tmp_path / "plain", STAGE, {"one": MIXED})
-    assert min(line["groups"] - line["equal_groups"] for line in step_metrics(plain)) < 2, "nothing to refill"
+    assert min(line["groups"] - line["equal_groups"] for line in metrics_without_times(plain)) < 2, "nothing to refill"
     _, uninterrupted = await train(tmp_path / "uninterrupted", STAGE, {"one": MIXED}, schedule={"dynamic_sampling": 10})
-    assert [line["groups"] - line["equal_groups"] for line in step_metrics(uninterrupted)] == [2, 2, 2]
-    assert [line["kept"] for line in step_metrics(uninterrupted)] == [8, 8, 8]
-    assert max(line["groups"] for line in step_metrics(uninterrupted)) > 2
+    assert [line["groups"] - line["equal_groups"] for line in metrics_without_times(uninterrupted)] == [2, 2, 2]
+    assert [line["kept"] for line in metrics_without_times(uninterrupted)] == [8, 8, 8]
+    assert max(line["groups"] for line in metrics_without_times(uninterrupted)) > 2
     position = json.loads((uninterrupted / "checkpoints/step=000003/trainer.json").read_text())["position"]
-    assert position == sum(line["groups"] for line in step_metrics(uninterrupted))
+    assert position == sum(line["groups"] for line in metrics_without_times(uninterrupted))
     _, capped = await train(tmp_path / "capped", STAGE, {"one": MIXED[:4]}, schedule={"dynamic_sampling": 2})
-    assert [line["groups"] for line in step_metrics(capped)] == [6, 6, 6] and all(
-        line["kept"] == 0 for line in step_metrics(capped)
+    assert [line["groups"] for line in metrics_without_times(capped)] == [6, 6, 6] and all(
+        line["kept"] == 0 for line in metrics_without_times(capped)
     )
 
     for stop in (1, 2):
         await train(tmp_path / "cut", STAGE, {"one": MIXED}, schedule={"dynamic_sampling": 10}, stop_after=stop)
     _, cut = await train(tmp_path / "cut", STAGE, {"one": MIXED}, schedule={"dynamic_sampling": 10})
-    assert step_metrics(cut) == step_metrics(uninterrupted)
+    assert metrics_without_times(cut) == metrics_without_times(uninterrupted)
     assert weights(cut / "checkpoints/step=000003") == weights(uninterrupted / "checkpoints/step=000003")
 
 
@@ -266,12 +255,12 @@ async def test_solved_problems_stay_retired_after_a_resume(tmp_path):
     assert any(len(steps[f"mixed{i}"]) > 1 for i in range(4))
     await train(tmp_path / "cut", stages, {"one": MIXED}, retire_from=0.9, stop_after=3)
     _, cut = await train(tmp_path / "cut", stages, {"one": MIXED}, retire_from=0.9)
-    assert step_metrics(cut) == step_metrics(uninterrupted)
+    assert metrics_without_times(cut) == metrics_without_times(uninterrupted)
 
 
 async def test_a_stage_ends_when_all_its_problems_are_retired(tmp_path):
     trainer, run_dir = await train(tmp_path, STAGE, {"one": MIXED[:2]}, retire_from=0.9)
-    assert len(step_metrics(run_dir)) == 1 and trainer.state.finished
+    assert len(metrics_without_times(run_dir)) == 1 and trainer.state.finished
     assert RunReader(run_dir).info["result"]["stages"][0]["ended_by"] == "retired"
 
 
@@ -280,13 +269,13 @@ async def test_the_reference_model_is_that_of_the_stage_start_after_a_kill(tmp_p
     stages = [{"name": "one", "steps": 2}, {"name": "two", "steps": 2}]
     problems = {"one": MIXED[4:], "two": MIXED[4:]}
     _, uninterrupted = await train(tmp_path / "uninterrupted", stages, problems, method={"kl_coefficient": 0.1})
-    kl = [line["reference_kl"] for line in step_metrics(uninterrupted)]
+    kl = [line["reference_kl"] for line in metrics_without_times(uninterrupted)]
     assert kl[0] == pytest.approx(0, abs=1e-9) and kl[2] == pytest.approx(0, abs=1e-9)
     assert kl[1] > 1e-7 and kl[3] > 1e-7
     for stop in (1, 2, 3):
         await train(tmp_path / "cut", stages, problems, method={"kl_coefficient": 0.1}, stop_after=stop)
     _, cut = await train(tmp_path / "cut", stages, problems, method={"kl_coefficient": 0.1})
-    assert step_metrics(cut) == step_metrics(uninterrupted)
+    assert metrics_without_times(cut) == metrics_without_times(uninterrupted)
 
 
 @pytest.mark.slow

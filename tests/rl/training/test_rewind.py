@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers.scored_run import RECIPE, make_model
+from helpers.scripted_training import metrics_without_times
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -31,10 +32,10 @@ def train(recipe) -> None:
 
 def result(runs_dir: Path):
     reader = RunReader(runs_dir / "scored-rl")
-    metrics = [{k: v for k, v in line.items() if not k.endswith("_s")} for line in reader.metrics()]
     rows = reader.read("transcripts", columns=["traj_id", "response_ids", "engine_log_probs", "trainer_log_probs"])
-    weights = load_file(reader.checkpoints()[5] / "model.safetensors")
-    return metrics, repr(rows.to_pylist()), {name: tensor.numpy().tobytes() for name, tensor in weights.items()}
+    files = load_file(reader.checkpoints()[5] / "model.safetensors")
+    weights = {name: tensor.numpy().tobytes() for name, tensor in files.items()}
+    return metrics_without_times(reader.run_dir), repr(rows.to_pylist()), weights
 
 
 @pytest.fixture(scope="module")

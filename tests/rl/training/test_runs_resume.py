@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.scripted_training import metrics_without_times
 from safetensors.torch import load_file
 
 from rstar_lab.runs.reader import RunReader
@@ -31,14 +32,14 @@ def finish(runs_dir: Path) -> None:
 
 def result(runs_dir: Path):
     reader = RunReader(runs_dir / "scored-rl")
-    metrics = [{k: v for k, v in line.items() if not k.endswith("_s")} for line in reader.metrics()]
     columns = [name for name in TRANSCRIPTS.names if name != "messages"]  # messages contain times
     transcripts = reader.read("transcripts", columns=columns).to_pylist()
     kept = reader.read(
         "trajectories", columns=["traj_id", "kept", "advantage", "reward", "trainer_log_prob"]
     ).to_pylist()
-    weights = load_file(reader.checkpoints()[5] / "model.safetensors")
-    return metrics, repr(transcripts), repr(kept), {name: tensor.numpy().tobytes() for name, tensor in weights.items()}
+    files = load_file(reader.checkpoints()[5] / "model.safetensors")
+    weights = {name: tensor.numpy().tobytes() for name, tensor in files.items()}
+    return metrics_without_times(reader.run_dir), repr(transcripts), repr(kept), weights
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers.scripted_training import TOKENIZER
+from helpers.scripted_training import TOKENIZER, tiny
 from helpers.trajectories import BATCH
 
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.methods.sdpo import DEMONSTRATION, Sdpo
-from rstar_lab.rl.models.model import build_tiny
 from rstar_lab.rl.recipe import LimitsSection, RlSection
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext
@@ -47,7 +46,7 @@ def test_the_demonstration_is_the_cleanest_success_of_the_group():
 
 @pytest.mark.slow
 async def test_the_teacher_is_the_policy_with_the_demonstration_in_its_prompt():
-    model = build_tiny(TOKENIZER, seed=0, hidden_size=64, layers=2, heads=2, kv_heads=1)
+    model = tiny()
     learner, rl, codec = Learner(model), RlSection(micro_batch_tokens=400), Codec(TOKENIZER, {})
     rollouts = [rollout(0, 0.0), rollout(1, 1.0, Outcome.OK), rollout(2, 0.0)]
     selection = Selection.of(rollouts, [-1.0, 1.0, -1.0])
@@ -71,10 +70,3 @@ async def test_the_teacher_is_the_policy_with_the_demonstration_in_its_prompt():
         expected = logits[len(prompt) - 1 : -1].gather(1, torch.tensor(t.response_ids)[:, None])[:, 0].detach().numpy()
         np.testing.assert_allclose(values, np.where(t.loss_mask, expected, np.nan), atol=1e-4)
     assert all(np.isnan(values).all() for values in await taught(len(prompt)))
-
-
-def test_it_cannot_be_combined_with_a_teacher():
-    with pytest.raises(ValueError, match="opd and sdpo cannot be combined"):
-        RlSection(method={"add": [{"type": "sdpo", "weight": 0.1}, {"type": "opd", "weight": 0.1}]})
-    with pytest.raises(ValueError, match="tool_budget requires method"):
-        RlSection(method={"add": [{"type": "tool_budget", "weight": 0.1}], "type": "maxrl"})

@@ -2,7 +2,7 @@
 
 import pyarrow.parquet as pq
 import pytest
-from helpers.scripted_training import problem, train, weights
+from helpers.scripted_training import metrics_without_times, problem, train, weights
 from pydantic import ValidationError
 
 from rstar_lab.common.errors import UserError
@@ -25,10 +25,6 @@ PROBLEMS = {"one": MIXED, "two": MIXED}
 
 def lines(**columns: list[float]) -> list[dict[str, float]]:
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-
-
-def step_metrics(run_dir):
-    return [{k: v for k, v in line.items() if not k.endswith("_s")} for line in RunReader(run_dir).metrics()]
 
 
 def test_hand_off_triggers():
@@ -63,8 +59,8 @@ async def test_a_trigger_ends_a_stage_and_the_next_starts(tmp_path, trigger, lim
     stages = [{"name": "one", "steps": 9, "hand_off": {trigger: limit, "window": 2}}, {"name": "two", "steps": 2}]
     problems = {"one": [problem(*first)], "two": MIXED}
     _, uninterrupted = await train(tmp_path / "uninterrupted", stages, problems, checkpoint_every=5)
-    assert [line["stage"] for line in step_metrics(uninterrupted)] == ["one"] * last + ["two"] * 2
-    assert [line["truncated"] for line in step_metrics(uninterrupted)[:last]] == truncated
+    assert [line["stage"] for line in metrics_without_times(uninterrupted)] == ["one"] * last + ["two"] * 2
+    assert [line["truncated"] for line in metrics_without_times(uninterrupted)[:last]] == truncated
     table = RunReader(uninterrupted).info["result"]["stages"]
     assert (table[0]["ended_by"], table[0]["last_step"]) == (trigger, last)
     assert table[1]["parent"] == {"run": "s-rl", "step": last} and table[1]["ended_by"] == "steps"
@@ -75,7 +71,8 @@ async def test_a_trigger_ends_a_stage_and_the_next_starts(tmp_path, trigger, lim
     _, cut = await train(tmp_path / "cut", stages, problems, checkpoint_every=5)
     again, _ = await train(tmp_path / "cut", stages, problems, checkpoint_every=5, trainer_class=Counting)
     assert not hasattr(again, "counts"), "a finished run ran another step"
-    assert step_metrics(cut) == step_metrics(uninterrupted) and RunReader(cut).info["result"]["stages"] == table
+    assert metrics_without_times(cut) == metrics_without_times(uninterrupted)
+    assert RunReader(cut).info["result"]["stages"] == table
     for stage in ("one", "two"):
         assert weights(stage_model(cut, stage)) == weights(stage_model(uninterrupted, stage))
 

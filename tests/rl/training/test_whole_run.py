@@ -7,22 +7,20 @@ from collections import Counter
 from typing import ClassVar
 
 import pytest
-from helpers.scripted_training import Player, problem, train
+from helpers.scripted_training import Player, metrics_without_times, problem, train
 
+from rstar_lab.analysis import curves
 from rstar_lab.rl.engine import Completion, Sampling
 from rstar_lab.rl.training.trainer import Trainer
 from rstar_lab.runs.reader import RunReader
 
 pytestmark = pytest.mark.slow
-POOLS = {"one": [problem(f"a{i}", 0.5) for i in range(4)], "two": [problem(f"b{i}", 0.5) for i in range(3)]}
-STAGES = [{"name": "one", "steps": 3}, {"name": "two", "steps": 2, "limits": {"max_response_tokens": 100}}]
+POOLS = {"warm": [problem(f"a{i}", 0.5) for i in range(4)], "hard": [problem(f"b{i}", 0.5) for i in range(3)]}
+STAGES = [{"name": "warm", "steps": 3}, {"name": "hard", "steps": 2, "limits": {"max_response_tokens": 100}}]
 OPTIONS = {
-    "lr": 2e-3,
-    "warmup_steps": 4,
-    "mini_batches": 2,
+    "lr": 2e-3, "warmup_steps": 4, "mini_batches": 2, "max_grad_norm": 0.5,
     "method": {"kl_coefficient": 0.2, "roc": {"oversample": 2}},
-    "max_grad_norm": 0.5,
-}
+}  # fmt: skip
 
 
 class Watched(Trainer):
@@ -55,17 +53,8 @@ async def run(folder, engine=None, every=2, **more):
         evaluated.append(step)
         return {"held": {"pass1": 0.5}}
 
-    _, run_dir = await train(
-        folder,
-        STAGES,
-        POOLS,
-        trainer_class=Watched,
-        engine=engine,
-        evaluate=evaluate,
-        evaluate_every=every,
-        **OPTIONS,
-        **more,
-    )
+    options = {"trainer_class": Watched, "evaluate": evaluate, "evaluate_every": every} | OPTIONS | more
+    _, run_dir = await train(folder, STAGES, POOLS, engine=engine, **options)
     return RunReader(run_dir), evaluated
 
 
@@ -74,13 +63,11 @@ async def test_every_step_is_the_one_of_the_recipe(tmp_path):
     reader, evaluated = await run(tmp_path, engine)
     lines = reader.metrics()
 
-    assert [(line["stage"], line["step"]) for line in lines] == [
-        ("one", 1),
-        ("one", 2),
-        ("one", 3),
-        ("two", 4),
-        ("two", 5),
-    ]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
+    assert [line["stage"] for line in lines] == ["warm"] * 3 + ["hard"] * 2
+    # Curves are in the order of the steps, although the name of the second stage comes first.
+    for where in (None, {"problem_id": [p.problem_id for pool in POOLS.values() for p in pool]}):
+        assert curves(tmp_path, ["pass1"], where)["step"].tolist() == [1, 2, 3, 4, 5]
     updated = [line["step"] for line in lines if line.get("grad_norm") is not None]
     assert updated == [1, 2, 3, 4, 5], "with these seeds every step has groups with different rewards"
     # Each stage starts its own warm-up.
@@ -111,8 +98,5 @@ async def test_a_run_that_ends_before_its_first_checkpoint_starts_again(tmp_path
     assert [line["step"] for line in RunReader(tmp_path / "cut/s-rl").metrics()] == list(range(1, stop + 1))
     again, evaluated = await run(tmp_path / "cut", checkpoint_every=3)
     assert evaluated == [2, 4]
-    without = lambda reader: [  # noqa: E731
-        {key: value for key, value in line.items() if not key.endswith("_s")} for line in reader.metrics()
-    ]
-    assert without(again) == without(whole)
+    assert metrics_without_times(again.run_dir) == metrics_without_times(whole.run_dir)
     assert again.read("trajectories").num_rows == whole.read("trajectories").num_rows

@@ -1,7 +1,6 @@
 """Tests of the attention that verl uses without flash-attn: packed sequences, alone and split over two ranks."""
 
 import importlib.util
-import socket
 
 import pytest
 import torch
@@ -9,6 +8,7 @@ import torch.distributed as dist
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from verl.utils import ulysses
 
+from rstar_lab.hardware.processes import free_port
 from rstar_lab.rl.verl.config import PACKED_ATTENTION, attention_implementation
 
 pytestmark = pytest.mark.slow
@@ -82,9 +82,7 @@ def one_rank(rank, port, key_heads, results):
 def test_two_ranks_that_share_a_row_equal_separate_sequences(tmp_path, key_heads):
     if torch.__version__ < "2.12":
         pytest.skip("gloo of torch 2.11 has no all-to-all")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     torch.multiprocessing.spawn(one_rank, (port, key_heads, tmp_path / "rank0.pt"), nprocs=2)
     logits, gradients = torch.load(tmp_path / "rank0.pt")
     expected, _, expected_gradients = sequence_by_sequence(key_heads)

@@ -1,7 +1,5 @@
 """Checkpoints under HSDP: every shard is written once, and every rank resumes from it."""
 
-import socket
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,6 +7,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from verl.workers.engine.fsdp import transformer_impl
+
+from rstar_lab.hardware.processes import free_port
 
 STEPS = 3
 
@@ -64,9 +64,7 @@ def one_rank(rank, port, folder):
 
 @pytest.mark.soak  # four processes that import verl
 def test_every_shard_is_written_once_and_every_rank_resumes_from_it(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     torch.multiprocessing.spawn(one_rank, (port, str(tmp_path)), nprocs=4)
     files = {path.name: path.stat().st_size for path in tmp_path.glob("*.pt")}
     kinds = [name.split("_world")[0] for name in files]

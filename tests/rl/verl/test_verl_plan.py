@@ -11,6 +11,7 @@ import pytest
 import torch
 import typer
 from helpers.architectures import tiny_architecture
+from helpers.cases import read_cases
 from helpers.trajectories import trajectory
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from verl.utils.seqlen_balancing import calculate_workload
@@ -36,6 +37,7 @@ from rstar_lab.runs.writer import RunWriter
 
 pytestmark = pytest.mark.slow
 
+CASES = read_cases(__file__)
 RL = {"problems_per_step": 4, "group_size": 2, "checkpoint_every": 1}
 
 
@@ -141,24 +143,7 @@ def test_a_resumed_stage_continues_its_schedule_and_a_new_one_restarts():
 # Keys
 
 
-@pytest.mark.parametrize(
-    ("rl", "words"),
-    [
-        ({"fp32_head": True}, "stages.s0: fp32_head"),
-        ({"method": {"type": "otb"}}, "stages.s0: method.type: otb"),
-        ({"method": {"add": [{"type": "sdpo", "weight": 0.1}]}}, "stages.s0: method.add: sdpo"),
-        ({"method": {"add": [{"type": "branching", "entropy": 0.1}]}}, "stages.s0: method.add: branching"),
-        (
-            {"schedule": {"type": "one_step_off"}, "correction": {"type": "tis"}},
-            "stages.s0: schedule.type: one_step_off",
-        ),
-        (
-            {"schedule": {"type": "async", "when_stale": "trim"}, "correction": {"type": "tis"}},
-            "stages.s0: schedule.when_stale: trim",
-        ),
-        ({"mini_batches": 3}, "stages.s0: mini_batches: 4 problems_per_step cannot be cut into 3"),
-    ],
-)
+@pytest.mark.parametrize(("rl", "words"), CASES["unsupported"])
 def test_unsupported_options_are_errors_that_name_the_key(rl, words):
     with pytest.raises(UserError, match=words):
         check(recipe_of(**rl))
@@ -189,10 +174,7 @@ def test_recipe_options_are_translated_to_verl_keys(tmp_path):
     assert found["data.gen_batch_size"] == 1, "verl fetches new groups one by one"
     assert found["actor_rollout_ref.model.enable_gradient_checkpointing"] is True
     assert found["actor_rollout_ref.actor.optim.lr_warmup_steps"] == 7
-    found = keys_of(
-        tmp_path,
-        old_log_probs="engine",
-    )
+    found = keys_of(tmp_path, old_log_probs="engine")
     assert found["algorithm.rollout_correction.bypass_mode"] is True
     bf16, fp32 = (keys_of(tmp_path, "h100x8", precision=precision) for precision in ("auto", "fp32"))
     for name in (f"+actor_rollout_ref.{model}.fsdp_config.mixed_precision" for model in ("actor", "ref")):
@@ -205,22 +187,7 @@ def test_mode_async_selects_verls_asynchronous_trainer_and_fixes_its_keys(tmp_pa
     assert found["trainer.v1.trainer_mode"] == "rstar_colocate_async"
     assert found["trainer.v1.sampler.custom_sampler.name"] == "RocReplayBufferAsync"
     assert found["data.gen_batch_size"] == 1, "groups start one by one"
-    for key, words in (
-        ("trainer.test_freq", r"set evaluate\.during\.every"),
-        ("trainer.val_before_train", r"set evaluate\.during\.every"),
-        ("actor_rollout_ref.rollout.name", "SGLang is not supported"),
-        ("actor_rollout_ref.rollout.n", r"rl\.group_size"),
-        ("actor_rollout_ref.actor.entropy_coeff", "no entropy term"),
-        ("actor_rollout_ref.actor.clip_ratio_c", r"rl\.method\.clip_low"),
-        ("trainer.v1.sampler.max_off_policy_threshold", r"rl\.schedule\.max_staleness"),
-        ("trainer.v1.colocate_async.num_warmup_batches", r"rl\.schedule\.buffer_groups"),
-        ("algorithm.rollout_correction.rollout_is", r"rl\.correction"),
-        ("trainer.v1.trainer_mode", "separate_async is not supported: .* use rl.schedule.type=async"),
-        ("trainer.v1.separate_async.parameter_sync_step", "use rl.schedule.type=async"),
-        ("++data.train_batch_size", r"set rl\.problems_per_step"),
-        ("actor_rollout_ref.rollout.temperature", r"set rl\.temperature"),
-        ("algorithm.adv_estimator", r"set rl\.method"),
-    ):
+    for key, words in CASES["fixed keys"].items():
         with pytest.raises(UserError, match=words):
             keys_of(tmp_path, extra={key: 1})
     others = {"actor_rollout_ref.rollout.nnodes": 1, "trainer.validation_data_dir": "x", "trainer.n_gpus_per_node": 2}
