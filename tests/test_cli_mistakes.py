@@ -71,7 +71,6 @@ MISTAKES = [
     ("chat Qwen/Qwen3-0.6B", 1, "hf download Qwen/Qwen3-0.6B --local-dir"),
     ("evaluate nowhere --problems a.jsonl", 1, "model nowhere: neither a folder with a config.json, nor a run"),
     ("serve folder", 1, "model folder: neither a folder with a config.json, nor a run"),
-    ("pull me/x", 1, "check the network, or HF_ENDPOINT"),
     ("chat http://localhost:1 --prompt hi", 1, "does not answer"),
     ('chat http://localhost:1 --prompt ""', 1, "chat --prompt: the prompt is empty"),
     # files of problems

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import nbformat
 import pytest
 from helpers.analysis_runs import make_run
 from helpers.command import exit_code
@@ -43,18 +42,6 @@ def rollouts(path: Path, reward_of_wrong: float) -> str:
     return lines(path, *rows)
 
 
-def notebook(path: Path, number: str) -> str:
-    book = nbformat.v4.new_notebook()
-    book.cells = [
-        nbformat.v4.new_code_cell(
-            "print(0.25)", execution_count=1, outputs=[nbformat.v4.new_output("stream", text="0.25\n")]
-        ),
-        nbformat.v4.new_markdown_cell(f"The rate is {number}."),
-    ]
-    nbformat.write(book, path)
-    return str(path)
-
-
 def problems(path: Path, *answers: str) -> str:
     return lines(
         path, *({"problem_id": f"p{i}", "question": f"What is {i}?", "answer": a} for i, a in enumerate(answers))
@@ -73,7 +60,6 @@ COMMANDS = {
         "data", "convert", "magicoder", lines(folder / "in.jsonl", {"problem": "Add 1 and 2.", "solution": "" if faulty else PROGRAM}),
         "--out", str(folder / "out.jsonl"),
     ],
-    "report --lab": lambda folder, faulty: ["report", "--lab", notebook(folder / "n.ipynb", "0.91" if faulty else "0.25")],
     "audit": lambda folder, faulty: [
         "audit", "generous:reward" if faulty else "verify", "--problems", problems(folder / "p.jsonl", "17", "23", "31"),
     ],

@@ -12,7 +12,6 @@ from rstar_lab.analysis.forks import turn_text
 from rstar_lab.common.errors import UserError
 from rstar_lab.doctor import doctor
 from rstar_lab.doctor.metric_names import canonical
-from rstar_lab.doctor.notebook_check import _check
 from rstar_lab.exchange.import_rows import conversation_messages
 from rstar_lab.rl.algorithm.roc import released_format_penalty
 from rstar_lab.rl.chat.events import Kind, TurnSplitter
@@ -48,10 +47,6 @@ TEXTS = {
     "conversation: space": (conversation_messages, f"a{SPACE}b{LINES}<tool_response>{SPACE}x{SPACE}"),
     "metric": (canonical, "eval/" * (N // 5)),
     "turn": (lambda text: turn_text({"messages": [{"role": "assistant", "content": text}]}, 0), f"{SPACE}<|im_end|> x"),
-    "notebook": (
-        lambda text: _check([{"cell_type": "markdown", "source": text}]),
-        "`x``" * (N // 4) + "".join("`" * length + " " for length in range(1, 900)),
-    ),
     "stream": (streamed, '<tool_call>{"name": "f", "arguments": {"code": "' + "</tool_call>" * (N // 12)),
 }
 

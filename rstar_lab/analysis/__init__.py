@@ -34,7 +34,6 @@ if TYPE_CHECKING:
         word_list,
         word_usage_change,
     )
-    from rstar_lab.exchange.atif import export_atif, import_atif
     from rstar_lab.exchange.importers import import_inspect, import_messages, import_trl, import_verl
     from rstar_lab.exchange.training_files import export_preferences, export_sft
 

@@ -71,7 +71,7 @@ COMMANDS: dict[str, dict[str, str | None]] = {
         "plan": None,
         "rehearse": None,
     },
-    "Share and extend": {"export": None, "hub": None, "notebooks": None, "new": None},
+    "Share and extend": {"export": None, "notebooks": None, "new": None},
     "Measure": {"bench": None, "inject": None},
 }
 

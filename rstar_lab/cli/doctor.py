@@ -25,8 +25,8 @@ def doctor(
         list[Path],
         typer.Argument(
             metavar="PATH...",
-            help="A run, a folder of runs, or the log of verl, TRL, prime-rl, inspect_ai, verifiers, ATIF, TensorBoard, Weights & Biases"
-            " (offline) or OpenAI-style messages.",
+            help="A run, a folder of runs, or the log of verl, TRL, prime-rl, inspect_ai, verifiers, TensorBoard or "
+            "OpenAI-style messages.",
         ),
     ],
     rule: Annotated[list[str] | None, typer.Option(help="A rule of your own, module:NAME. Can be repeated.")] = None,

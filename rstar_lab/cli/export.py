@@ -11,13 +11,13 @@ from rstar_lab.untrusted.files import parse_json
 from rstar_lab.untrusted.text import counted
 
 app = typer.Typer()
-FORMATS = ("atif", "sft", "sft-tokens", "preference")
-SOURCES = ("atif", "inspect", "messages", "trl", "verl")
+FORMATS = ("sft", "sft-tokens", "preference")
+SOURCES = ("inspect", "messages", "trl", "verl")
 
 
 @app.command(
     epilog=examples(
-        "rstar-lab export tiny_fast-rl --format atif --out out/atif",
+        "rstar-lab export tiny_fast-rl --format preference",
         "rstar-lab export tiny_fast-rl --format sft --where 'reward > 0 AND errors = 0 AND p_format = 0' --out out/clean.jsonl",
     )
 )
@@ -27,19 +27,16 @@ def export(
         str,
         typer.Option(
             "--format",
-            help="atif (one document per rollout), sft (messages with tools), sft-tokens (exact tokens and labels) or "
-            "preference (pairs of one group).",
+            help="sft (messages with tools), sft-tokens (exact tokens and labels) or preference (pairs of one group).",
         ),
     ],
-    out: Annotated[
-        Path | None, typer.Option(help="New folder for atif; else a new .jsonl or .parquet file. Default: in out/.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="New .jsonl or .parquet file. Default: in out/.")] = None,
     where: Annotated[
         str | None,
         typer.Option(
             metavar="FILTER",
             help="Rollouts to export: an SQL expression over the columns, or a filter as a JSON object. Default: sft and "
-            "sft-tokens, those with a reward that were not truncated; preference, those not truncated; atif, all.",
+            "sft-tokens, those with a reward that were not truncated; preference, those not truncated.",
         ),
     ] = None,
     against: Annotated[
@@ -54,20 +51,16 @@ def export(
 ) -> None:
     """Write the rollouts of a run for other programs, with their provenance, and print what was left out.
 
-    Training data get a card beside the file. `rstar-lab sft` reads the format sft: name the file in `sft.conversations`.
+    A card is written beside the file. `rstar-lab sft` reads the format sft: name the file in `sft.conversations`.
     """
-    from rstar_lab.analysis import export_atif, export_preferences, export_sft, open_runs
+    from rstar_lab.analysis import export_preferences, export_sft, open_runs
 
     if format not in FORMATS:
         raise UserError(f"--format {format}: choose from {', '.join(FORMATS)}")
-    if against and format == "atif":
-        raise UserError("--against is for training data; atif exports all rollouts that --where selects")
     folder = find_run(run, runs_dir)
     runs, chosen = open_runs(folder), _filter(where)
-    out = out or Path("out") / (f"{folder.name}-{format}" + ("" if format == "atif" else ".jsonl"))
-    if format == "atif":
-        exported = export_atif(runs, out, chosen)
-    elif format == "preference":
+    out = out or Path("out") / f"{folder.name}-{format}.jsonl"
+    if format == "preference":
         exported = export_preferences(runs, out, chosen, against=_questions(against))
     else:
         exported = export_sft(runs, out, chosen, tokens=format == "sft-tokens", against=_questions(against))
@@ -90,11 +83,11 @@ def _questions(files: list[Path] | None) -> dict[str, list[str]]:
 
 @app.command(
     "import",
-    epilog=examples("rstar-lab import out/atif --format atif", "rstar-lab import rollouts.jsonl --format messages"),
+    epilog=examples("rstar-lab import rollouts.jsonl --format messages"),
 )
 def import_run(
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="File or folder of the other program.")],
-    format: Annotated[str, typer.Option("--format", help="atif, inspect, messages, trl or verl.")] = "atif",
+    format: Annotated[str, typer.Option("--format", help="inspect, messages, trl or verl.")],
     run_id: Annotated[str | None, typer.Option(help="Id of the new run. Default: from the source.")] = None,
     runs_dir: RunsFolder = Path("runs"),
     as_json: AsJson = False,

@@ -1,6 +1,5 @@
-"""`rstar-lab report`: write the report of a run, or check the text of a notebook."""
+"""`rstar-lab report`: write the report of a run, or the figures of the paper."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +16,6 @@ app = typer.Typer()
         "rstar-lab report tiny_fast-rl",
         "rstar-lab report tiny-rl --compare tiny_fast-rl --out report.html",
         "rstar-lab report --paper runs",
-        "rstar-lab report --lab executed.ipynb --json",
     )
 )
 def report(
@@ -36,26 +34,14 @@ def report(
             "--paper", help="Write the figures and tables of the paper, from a folder of runs (RUN, or --runs-dir)."
         ),
     ] = False,
-    lab: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="NOTEBOOK", help="Check the text of this executed notebook instead; exit code 1 if it fails."
-        ),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a run as one HTML file that needs no kernel and no network.
 
     It has a summary, curves, intervals, a searchable sample of trajectories with token values, the recipe and its provenance.
-
-    With --lab, no report is written: the command lists every number and every block quote in the Markdown cells of an executed
-    notebook that no output of the notebook contains. A number may be rounded, and a percentage may be a fraction of 1.
     """
-    if (run is None and not paper) == (lab is None):
-        raise UserError("report: give a RUN to report, --paper RUNS, or --lab NOTEBOOK to check a notebook")
-    if lab is not None:
-        _check(lab, as_json)
-        return
+    if run is None and not paper:
+        raise UserError("report: give a RUN to report, or --paper RUNS")
     from rstar_lab.analysis.report import paper_html, report_html
     from rstar_lab.runs.files import atomic_write
 
@@ -71,19 +57,3 @@ def report(
         file.write(page.encode())
     size = target.stat().st_size
     print_result(as_json, {"report": str(target), "bytes": size}, f"{target} ({size / 1e6:.1f} MB)")
-
-
-def _check(notebook: Path, as_json: bool) -> None:
-    from rstar_lab.doctor.notebook_check import check_notebook
-
-    found = check_notebook(notebook)
-    lines = []
-    for missing in found.missing:
-        source = "" if missing.kind == "quotation" else f": {missing.context}"
-        place = f"cell {missing.cell}, line {missing.line}"
-        lines.append(f"{place}: {missing.kind} {missing.text!r} is in no output{source}")
-    checked = f"{found.numbers} numbers and {found.quotations} quotations"
-    lines.append(f"{notebook}: {checked} checked, {len(found.missing)} in no output")
-    print_result(as_json, {"notebook": str(notebook), "ok": not found.missing, **asdict(found)}, "\n".join(lines))
-    if found.missing:
-        raise typer.Exit(1)

@@ -132,9 +132,7 @@ def near_misses(truth: str) -> list[str]:
     return [format(near, "f") for near in dict.fromkeys(found) if near != number]
 
 
-def audit(
-    reward: str, problems: Sequence[Problem], *, answer: AnswerFormat = "tagged", limit: int = 50, seed: int = 0
-) -> Audit:
+def audit(reward: str, problems: Sequence[Problem], *, answer: AnswerFormat = "tagged", limit: int = 50) -> Audit:
     """Return the results of all checks of a reward.
 
     Args:
@@ -142,7 +140,6 @@ def audit(
         problems: Problems with true answers.
         answer: As the recipe key `rl.answer`.
         limit: Number of problems that are used, drawn at random.
-        seed: Seed of the drawing and of the wrong answers.
 
     Raises:
         UserError: If the reward does not exist or there are fewer than two different answers.
@@ -150,7 +147,7 @@ def audit(
     score = _score_of(reward, answer)
     if reward in REWARDS:
         warm_up()
-    rng = random.Random(seed)
+    rng = random.Random(0)
     chosen = rng.sample(list(problems), min(limit, len(problems)))
     answers = list(dict.fromkeys(problem.answer for problem in chosen if problem.answer))
     if len(answers) < 2:

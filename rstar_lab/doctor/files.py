@@ -6,6 +6,7 @@ is never read in silence.
 
 import os
 import re
+import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -15,27 +16,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.common.errors import UserError
-from rstar_lab.doctor.event_files import history, scalars
+from rstar_lab.common.errors import UserError, install_hint
 from rstar_lab.doctor.metric_names import canonical
 from rstar_lab.exchange import importers
-from rstar_lab.exchange.atif import import_atif
-from rstar_lab.exchange.import_rows import (
-    REWARDS_FILE,
-    Row,
-    digest,
-    number_in_name,
-    step_number,
-    write_run,
-)
-from rstar_lab.exchange.rollout_rows import (
-    USED,
-    converted,
-    first,
-    is_number,
-    is_trace,
-)
-from rstar_lab.untrusted.files import DataError, open_stream, parse_json, read_json, reading
+from rstar_lab.exchange.import_rows import REWARDS_FILE, Row, digest, number_in_name, step_number, write_run
+from rstar_lab.exchange.rollout_rows import USED, converted, first, is_number, is_trace
+from rstar_lab.untrusted.files import DataError, open_stream, parse_json, read_bytes, read_json, reading
 from rstar_lab.untrusted.parquet import read_footer
 from rstar_lab.untrusted.text import counted
 
@@ -50,7 +36,7 @@ class Source:
     """Files of one kind that belong to one run.
 
     Args:
-        kind: trl, inspect, atif, verl, verifiers, prime-rl or messages for rollouts; metrics.
+        kind: trl, inspect, verl, verifiers, prime-rl or messages for rollouts; metrics.
         folder: Folder that they are in, without folders of single steps and checkpoints.
         files: The files.
     """
@@ -74,11 +60,8 @@ def sources(path: Path) -> tuple[list[Source], list[str]]:
             notes += filter(None, [_unknown(file)])
             continue
         folder = (_step_folder(file) or file).parent
-        # Harbor writes JOB/TRIAL/agent/trajectory.json.
-        if kind == "atif" and folder.name == "agent" and path in folder.parents[1:]:
-            folder = folder.parents[1]
         # A dump of several steps has a number in the names of its files; other files are runs of their own.
-        series = "" if kind in ("trl", "atif") or file.name.startswith(("events.", "trainer_")) else _series(file)
+        series = "" if kind == "trl" or file.name.startswith(("events.", "trainer_")) else _series(file)
         found.setdefault((kind, folder, series), []).append(file)
     return [Source(kind, folder, tuple(files)) for (kind, folder, _), files in found.items()], notes
 
@@ -110,11 +93,9 @@ def _kind(file: Path) -> str | None:
         return "trl"
     if name.endswith(".eval"):
         return "inspect"
-    if name == "trainer_state.json" or name.endswith(".wandb") or name.startswith("events.out.tfevents"):
+    if name == "trainer_state.json" or name.startswith("events.out.tfevents"):
         return "metrics"
     head = _head(file) if name.endswith(".json") else b""
-    if b'"ATIF-v' in head:
-        return "atif"
     if head.startswith(b"{") and b'"eval"' in head and b'"task"' in head:
         return "inspect"
     return _kind_of_rows(file) if _has_rows(file) else None
@@ -147,6 +128,8 @@ def _kind_of_rows(file: Path) -> str | None:
 
 def _unknown(file: Path) -> str | None:
     """Return a line about a file with data that is not understood, None for files that are no data."""
+    if file.suffix == ".wandb":
+        return f"{file.name}: not read; write the rows of wandb.Api().run(PATH).scan_history() as JSON lines"
     if not _has_rows(file):
         return f"{file.name}: not a known format" if file.suffix in (".csv", ".parquet", ".pkl", ".npz") else None
     broken: list[str] = []
@@ -204,7 +187,6 @@ def import_rollouts(source: Source, runs_dir: Path, run_id: str, notes: list[str
     known: dict[str, Callable[..., Path]] = {
         "trl": partial(importers.import_trl, reward="sum"),
         "inspect": partial(importers.import_inspect, scorer="first"),
-        "atif": import_atif,
     }
     if source.kind not in known:
         return write_run(_rollouts(source, notes), source.folder, runs_dir, run_id, source.kind)
@@ -273,10 +255,8 @@ def _metric_lines(file: Path, notes: list[str]) -> Iterator[tuple[Any, Values]]:
         if not isinstance(lines, list):
             raise DataError(f"{file}: no log_history can be read")
         yield from ((line.get("step"), _metrics_of(line)) for line in lines if isinstance(line, dict))
-    elif file.suffix == ".wandb":
-        yield from history(file)
     elif file.name.startswith("events.out.tfevents"):
-        yield from scalars(file)
+        yield from _tensorboard_scalars(file)
     else:
         numbered = False
         for number, (_, row) in enumerate(rows(file, notes), 1):
@@ -285,6 +265,29 @@ def _metric_lines(file: Path, notes: list[str]) -> Iterator[tuple[Any, Values]]:
             yield number if step is None else step, _metrics_of(row)
         if numbered:
             notes.append(f"{file.name}: rows without a step were numbered")
+
+
+def _tensorboard_scalars(file: Path) -> Iterator[tuple[int, Values]]:
+    """Yield (step, {tag: value}) of each event with scalars. A torn last record ends the file.
+
+    A record is the length of an event (8 bytes), a checksum (4), the event, and a checksum (4).
+    """
+    try:
+        from google.protobuf.message import DecodeError
+        from tensorboard.compat.proto.event_pb2 import Event
+    except ImportError:
+        raise DataError(f"{file}: TensorBoard events require tensorboard: {install_hint('rl')}") from None
+    data, start = read_bytes(file), 0
+    while start + 12 <= len(data):
+        (length,) = struct.unpack_from("<Q", data, start)
+        end = start + 12 + length
+        if end + 4 > len(data):
+            return
+        with reading(f"{file}, byte {start}", errors=(DecodeError,)):
+            event = Event.FromString(data[start + 12 : end])
+        if found := {one.tag: one.simple_value for one in event.summary.value if one.HasField("simple_value")}:
+            yield event.step, found
+        start = end + 4
 
 
 def _metrics_of(row: Row) -> Values:

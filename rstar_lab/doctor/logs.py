@@ -37,7 +37,7 @@ FINITE = ("reward", "loss", "grad_norm", "entropy", "kl", "kl_k3", "update_kl", 
 EVALUATED = ("inspect", "verifiers", "messages")  # formats of evaluations, too
 _REWARD = re.compile(r"(?i)reward|score|acc|correct|format")
 FORMATS = "a run or a folder of runs of rstar_lab; verl's rollout_data_dir or metrics JSONL; TRL's completions or trainer_state.json; "
-FORMATS += "prime-rl's rollouts; inspect_ai logs; ATIF trajectories; TensorBoard events; offline runs of Weights & Biases; JSON lines with "
+FORMATS += "prime-rl's rollouts; inspect_ai logs; TensorBoard events; JSON lines with "
 FORMATS += "`messages`, or with `prompt` and `completion` (verifiers). JSON lines can be gzipped"
 
 

@@ -1,1 +1,1 @@
-"""Files of other tools: importers, exports, ATIF and the MCP server. Nothing of the core imports this package."""
+"""Files of other tools: importers, exports and the MCP server. Nothing of the core imports this package."""

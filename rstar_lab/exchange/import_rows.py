@@ -3,8 +3,7 @@
 An importer (`rstar_lab.exchange.importers`) yields one dict per rollout with these keys; missing ones are null in the run:
 step, problem_id, group (of the rollouts of one prompt; default: problem_id), question, messages, reward, rewards, kept,
 advantage, answer, truth, turns, calls, outcomes, truncated, engine, generate_s, stop_reason, response_tokens, model_tokens,
-reflection_tokens, traj_id, stage, arrays (token columns of the table `transcripts`), and stored (a row of a run store,
-which is kept as it is, with its calls).
+reflection_tokens, traj_id.
 """
 
 import hashlib
@@ -13,7 +12,7 @@ import math
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ import pyarrow.parquet as pq
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
-from rstar_lab.runs import TRAJECTORIES, RunStoreError, RunWriter
+from rstar_lab.runs import RunStoreError, RunWriter
 from rstar_lab.runs.files import atomic_write
 from rstar_lab.runs.messages import own_texts
 from rstar_lab.runs.reflection_words import count_reflection_words
@@ -39,9 +38,6 @@ _COPIED = (
     "reward", "kept", "advantage", "turns", "calls", "truncated", "engine", "generate_s", "stop_reason",
     "response_tokens", "model_tokens",
 )  # fmt: skip
-
-# Columns of a row that was in a run store, without those that the writer fills in.
-_STORED = [name for name in TRAJECTORIES.names if name not in ("run_id", "attempt", "stage", "step")]
 
 # Tool responses in the text of a decoded ChatML conversation, with the role lines around them. Decoding without special
 # tokens leaves the bare words `user` and `assistant`.
@@ -89,21 +85,8 @@ def default_run_id(source: Path, kind: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", source.resolve().stem).strip("-.") or kind
 
 
-def write_run(
-    rollouts: Iterable[Row],
-    source: Path,
-    runs_dir: str | Path,
-    run_id: str | None,
-    kind: str,
-    *,
-    vocabulary: Sequence[str] | None = None,
-    metrics: Mapping[int, Mapping[str, Any]] | None = None,
-    reward: str | None = None,
-) -> Path:
-    """Write the rollouts as a run, grouped by step, and return the run's folder.
-
-    vocabulary: text of each token id. metrics: metrics by step; default: those that follow from the rollouts. reward: recipe key
-    `rl.reward` of the run, which says whether a reward above 0 is a correct answer.
+def write_run(rollouts: Iterable[Row], source: Path, runs_dir: str | Path, run_id: str | None, kind: str) -> Path:
+    """Write the rollouts as a run, grouped by step, and return the run's folder. kind: name of the source's format.
 
     Raises RunStoreError if the run exists, UserError if there are no rollouts.
     """
@@ -120,10 +103,10 @@ def write_run(
     if not by_step:
         raise UserError(f"{source} contains no rollouts")
     created = not run_dir.exists()
-    recipe = {"source": kind, "path": str(source)} | ({"rl": {"reward": reward}} if reward else {})
+    recipe = {"source": kind, "path": str(source)}
     try:
         with files.reading(f"{source}: a value cannot be stored", errors=(pa.ArrowException,)):
-            _write(by_step, run_dir, recipe, vocabulary, metrics or {})
+            _write(by_step, run_dir, recipe)
     except UserError:
         if created:  # otherwise the next attempt would find half a run
             shutil.rmtree(run_dir, ignore_errors=True)
@@ -131,13 +114,7 @@ def write_run(
     return run_dir
 
 
-def _write(
-    by_step: Mapping[int, list[Row]],
-    run_dir: Path,
-    recipe: Row,
-    vocabulary: Sequence[str] | None,
-    metrics: Mapping[int, Mapping[str, Any]],
-) -> None:
+def _write(by_step: dict[int, list[Row]], run_dir: Path, recipe: Row) -> None:
     rewards: list[Row] = []
     with RunWriter.open(run_dir.parent, run_dir.name, kind="import", recipe=recipe, seed=0) as writer:
         for step, rollouts_of_step in sorted(by_step.items()):
@@ -145,11 +122,7 @@ def _write(
             for row, rollout in zip(rows["trajectories"], rollouts_of_step, strict=True):
                 if rollout.get("rewards"):
                     rewards.append({"traj_id": row["traj_id"], **rollout["rewards"]})
-            line = metrics.get(step) or _step_metrics(rows["trajectories"])
-            given = {name: value for name, value in line.items() if name not in ("stage", "step")}
-            writer.write_step(rollouts_of_step[0].get("stage") or _STAGE, step, **rows, metrics=given)
-        if vocabulary is not None:
-            writer.write_vocabulary(vocabulary)
+            writer.write_step(_STAGE, step, **rows, metrics=_step_metrics(rows["trajectories"]))
         if rewards:
             names = sorted({name for row in rewards for name in row} - {"traj_id"})
             schema = pa.schema([("traj_id", pa.string()), *((name, pa.float64()) for name in names)])
@@ -174,25 +147,21 @@ def _level_rows(run_id: str, step: int, rollouts: list[Row]) -> dict[str, list[R
     samples: dict[str, int] = defaultdict(int)
     for number, rollout in enumerate(rollouts):
         messages = rollout["messages"]
-        if row := rollout.get("stored"):  # a row of the run store
-            traj_id, truth = str(rollout["traj_id"]), rollout.get("truth")
-            trajectory, calls = {name: row[name] for name in _STORED if name in row}, rollout["call_rows"]
-        else:
-            # Ids in the store must be unique over all runs, but another run can contain the source's id.
-            traj_id = f"{run_id}/{step:06d}/{number if (given := rollout.get('traj_id')) is None else given}"
-            ids[traj_id] += 1
-            if ids[traj_id] > 1:  # the source's id is that of the problem, for example
-                traj_id += f"~{number}"
-            truth = rollout.get("truth")
-            truth = text_or_none(truth[0] if isinstance(truth, list) and len(truth) == 1 else truth)
-            trajectory, calls = _trajectory(rollout, step, number, truth), _calls(messages, rollout.get("outcomes"))
-            trajectory["sample"] = samples[trajectory["group_id"]]
-            samples[trajectory["group_id"]] += 1
+        # Ids in the store must be unique over all runs, but another run can contain the source's id.
+        traj_id = f"{run_id}/{step:06d}/{number if (given := rollout.get('traj_id')) is None else given}"
+        ids[traj_id] += 1
+        if ids[traj_id] > 1:  # the source's id is that of the problem, for example
+            traj_id += f"~{number}"
+        truth = rollout.get("truth")
+        truth = text_or_none(truth[0] if isinstance(truth, list) and len(truth) == 1 else truth)
+        trajectory, calls = _trajectory(rollout, step, number, truth), _calls(messages, rollout.get("outcomes"))
+        trajectory["sample"] = samples[trajectory["group_id"]]
+        samples[trajectory["group_id"]] += 1
         levels["trajectories"].append(trajectory | {"traj_id": traj_id})
         levels["calls"] += [call | {"traj_id": traj_id} for call in calls]
         text = json.dumps(messages, ensure_ascii=False)
         transcript = {"traj_id": traj_id, "question": rollout["question"], "truth": truth, "messages": text}
-        levels["transcripts"].append(transcript | (rollout.get("arrays") or {}))
+        levels["transcripts"].append(transcript)
     return levels
 
 

@@ -7,10 +7,13 @@ generation starts (such as `<reason>`) come from the prompt's tokens, because tr
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +23,14 @@ import pyarrow.parquet as pq
 from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.common.errors import UserError
-from rstar_lab.exchange.export_records import Exported, Rollout, Row, read_rollouts
-from rstar_lab.runs.files import atomic_write
+from rstar_lab.runs.files import atomic_write, json_safe
+from rstar_lab.runs.messages import read_messages
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.tool_calls import parse_stored_turn
 from rstar_lab.untrusted.files import DataError, parse_json
 from rstar_lab.untrusted.text import counted, up_to_last
 
+Row = dict[str, Any]
 PROVENANCE = (
     "run_id", "attempt", "stage", "step", "policy_version", "traj_id", "problem_id", "group_id", "sample", "reward", "kept",
     "p_err", "outcomes", "stop_reason", "engine",
@@ -46,6 +50,70 @@ _ASSISTANT = re.compile(
     re.DOTALL,
 )
 _TOOLS = re.compile(r"(?:\n\n)?# Tools\b.*", re.DOTALL)
+
+
+@dataclass
+class Exported:
+    """What an export wrote.
+
+    Attributes:
+        path: File that was written.
+        written: Number of rows or pairs.
+        left_out: Number of rollouts that were left out, by reason.
+        notes: What the format cannot hold.
+    """
+
+    path: Path
+    written: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> Row:
+        """Return the fields as JSON values."""
+        return {"path": str(self.path), "written": self.written, "left_out": dict(self.left_out), "notes": self.notes}
+
+
+@dataclass
+class Rollout:
+    """A rollout as JSON values: its columns `PROVENANCE`, messages and transcript, whose token arrays can be None."""
+
+    trajectory: Row
+    messages: list[Row]
+    transcript: Row
+
+    def spans(self) -> list[tuple[int, int]] | None:
+        """Return [start, end) of each turn of the model in the response; None if they do not match the messages."""
+        mask = self.transcript["loss_mask"]
+        if mask is None or self.transcript["response_ids"] is None:
+            return None
+        spans, position = [], 0
+        for by_model, tokens in groupby(mask):
+            length = sum(1 for _ in tokens)
+            if by_model:
+                spans.append((position, position + length))
+            position += length
+        turns = sum(message["role"] == "assistant" for message in self.messages)
+        return spans if len(spans) == turns else None
+
+
+def _read_rollouts(runs: Runs, where: Where, exported: Exported) -> Iterator[Rollout]:
+    """Yield the rollouts that a filter selects, in the order of run, step, group and sample.
+
+    Rollouts without a transcript are counted in `exported`. Raises RunStoreError for an invalid filter.
+    """
+    names = ", ".join(f'"{name}"' for name in PROVENANCE)
+    order = "run_id, step, group_id, sample, traj_id"
+    query = f"SELECT {names} FROM trajectories WHERE {runs.condition(where)} ORDER BY {order}"
+    arrays = "prompt_ids, response_ids, loss_mask"
+    texts = f"SELECT traj_id, question, messages, {arrays} FROM transcripts WHERE run_id = ? AND step = ?"
+    for place, rows in groupby(runs.arrow(query).to_pylist(), itemgetter("run_id", "step")):
+        transcripts = {row["traj_id"]: row for row in runs.arrow(texts, [*place]).to_pylist()}
+        for row in rows:
+            transcript = transcripts.get(row["traj_id"])
+            if transcript is None:
+                exported.left_out["no transcript"] += 1
+            else:
+                yield Rollout(json_safe(row), read_messages(transcript["messages"]), transcript)
 
 
 def export_sft(
@@ -79,7 +147,7 @@ def export_sft(
 
     def rows() -> Iterator[Row]:
         seen: set[bytes] = set()
-        for rollout in context.clean(read_rollouts(runs, where, exported)):
+        for rollout in context.clean(_read_rollouts(runs, where, exported)):
             row = context.tokens(rollout) if tokens else context.messages(rollout)
             if row is None:
                 continue
@@ -118,7 +186,7 @@ def export_preferences(
     context = _Context(runs, exported, against or {})
 
     def rows() -> Iterator[Row]:
-        rollouts = context.clean(read_rollouts(runs, where, exported))
+        rollouts = context.clean(_read_rollouts(runs, where, exported))
         for _, group in groupby(
             rollouts, lambda r: (r.trajectory["run_id"], r.trajectory["step"], r.trajectory["group_id"])
         ):

@@ -1,8 +1,8 @@
 """Tests of the doctor: each planted fault is named, honest logs are healthy, and logs of other trainers are read."""
 
 import gzip
+import io
 import json
-import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +11,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
 from typer.testing import CliRunner
 
-from rstar_lab.analysis import export_atif, open_runs
 from rstar_lab.cli.command_line import app
 from rstar_lab.common.errors import UserError
 from rstar_lab.doctor import Evidence, Log, Rule, doctor
@@ -287,22 +289,14 @@ def test_no_answers_are_read_if_the_reward_has_parts(tmp_path):
     assert log.rollouts.answer.isna().all() and any("more than four values" in note for note in log.notes)
 
 
-def varint(value: int) -> bytes:
-    return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + varint(value >> 7)
-
-
-def field(number: int, kind: int, content: bytes) -> bytes:
-    return varint(number << 3 | kind) + (varint(len(content)) + content if kind == 2 else content)
-
-
 def event(step: int, **values: float) -> bytes:
     """Return one record of a TensorBoard file."""
-    summary = b"".join(
-        field(1, 2, field(1, 2, tag.replace("__", "/").encode()) + field(2, 5, struct.pack("<f", value)))
-        for tag, value in values.items()
+    summary = Summary(
+        value=[Summary.Value(tag=tag.replace("__", "/"), simple_value=own) for tag, own in values.items()]
     )
-    payload = field(2, 0, bytes([step])) + field(5, 2, summary)
-    return struct.pack("<Q", len(payload)) + b"\0" * 4 + payload + b"\0" * 4
+    stream = io.BytesIO()
+    RecordWriter(stream).write(Event(step=step, summary=summary).SerializeToString())
+    return stream.getvalue()
 
 
 def test_tensorboard_events_are_read_up_to_a_torn_record(tmp_path):
@@ -313,40 +307,21 @@ def test_tensorboard_events_are_read_up_to_a_torn_record(tmp_path):
     assert diagnosis.logs[0].steps.step.tolist() == list(range(1, 10))
 
 
-def wandb_file(rows: list[dict[str, float]], padding: int) -> bytes:
-    """Return an offline run of Weights & Biases: LevelDB blocks of 32 KiB. padding: bytes of another message before each step."""
-    data = b":W&B\xe1\xbe\x00"
-    for step, row in enumerate(rows, 1):
-        items = [
-            field(1, 2, field(2, 2, name.encode()) + field(16, 2, json.dumps(value).encode()))
-            for name, value in row.items()
-        ]
-        history = field(2, 2, b"".join(items) + field(2, 2, field(1, 0, varint(step))))
-        for message in (field(4, 2, b"x" * padding), history):
-            rest, first = message, True
-            while rest:
-                left = 32768 - len(data) % 32768
-                if left < 7:
-                    data += b"\0" * left
-                    continue
-                part, rest = rest[: left - 7], rest[left - 7 :]
-                kind = {(True, True): 1, (True, False): 2, (False, False): 3, (False, True): 4}[first, not rest]
-                data += struct.pack("<IHB", 0, len(part), kind) + part
-                first = False
-    return data
-
-
-@pytest.mark.parametrize("padding", [10, 32_740, 70_000])
-def test_an_offline_run_of_wandb_is_read(padding, tmp_path):
-    rows = [{"actor/entropy": 0.9 * 0.5**step, "actor/grad_norm": 0.0, "own/x": 1.0} for step in range(1, 10)]
-    (tmp_path / "run-1.wandb").write_bytes(wandb_file(rows, padding)[:-4])
+def test_metrics_that_no_rule_reads_are_counted(tmp_path):
+    rows = [
+        {"_step": step, "actor/entropy": 0.9 * 0.5**step, "actor/grad_norm": 0.0, "own/x": 1.0} for step in range(1, 9)
+    ]
+    (tmp_path / "history.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "run-1.wandb").write_bytes(b":W&B")
     diagnosis = doctor(tmp_path)
     assert {finding.rule.name for finding in diagnosis.findings} == {"entropy collapse", "no gradient"}
     assert diagnosis.logs[0].steps.step.tolist() == list(range(1, 9))
     assert "1 of 3 metrics are read by no rule, such as own/x" in diagnosis.to_text()
+    with pytest.raises(UserError, match=r"run-1\.wandb: not read; write the rows of wandb\.Api\(\)"):
+        doctor(tmp_path / "run-1.wandb")
 
 
-def test_rollouts_of_prime_rl_and_atif_documents_are_read(tmp_path):
+def test_rollouts_of_prime_rl_are_read(tmp_path):
     for step in range(1, 7):
         folder = tmp_path / "prime" / "rollouts" / f"step_{step}"
         folder.mkdir(parents=True)
@@ -360,9 +335,6 @@ def test_rollouts_of_prime_rl_and_atif_documents_are_read(tmp_path):
     assert len(diagnosis.logs[0].rollouts) == 96 and diagnosis.logs[0].rollouts.step.nunique() == 6
     assert "left out: 1 line without a JSON object, first line 17" in diagnosis.to_text()
     assert diagnosis._repr_html_().count(diagnosis.verdict) == 1, "a notebook shows the first sentence once"
-    export_atif(open_runs(GOLDEN / "tiny_fast-rl"), tmp_path / "atif", "step <= 2")
-    (log,) = doctor(tmp_path / "atif").logs
-    assert log.source == "atif" and len(log.rollouts) == 384 and log.rollouts.reward.notna().all()
 
 
 def test_a_reward_that_rises_through_its_format_only_is_named(tmp_path):

@@ -150,21 +150,6 @@ def lines(change, messages=False):
     return write
 
 
-def harbor(folder):
-    for number, (_, problem, sample, question, _, _, _, text) in enumerate(world(steps=1, problems=10, group=4)):
-        trial = folder / "job" / f"task-{problem}__{sample}"
-        (trial / "agent").mkdir(parents=True)
-        (trial / "verifier").mkdir()
-        steps = [
-            {"step_id": 1, "source": "user", "message": question},
-            {"step_id": 2, "source": "agent", "message": text},
-        ]
-        document = {"schema_version": "ATIF-v1.6", "session_id": f"s{number}", "steps": steps, "agent": {"name": "a"}}
-        (trial / "agent" / "trajectory.json").write_text(json.dumps(document))
-        (trial / "verifier" / "reward.txt").write_text("0\n")
-        (trial / "result.json").write_text("{}")
-
-
 HONEST = {
     "costs": verl(lambda row, answer, right: {"score": right - 1 - 0.01 * (len(row["output"]) % 7), "pred": str(answer)}),
     "a list with the true answer": verl(lambda row, answer, right: {"gts": [row["gts"]], "pred": str(answer)}),
@@ -180,7 +165,6 @@ HONEST = {
 FAULTS = {
     "length collapse": verl(lambda row, answer, right: {"output": row["output"][-12 :] if row["step"] > 6 else row["output"]}),
     "the prompt changes": verl(lambda row, a, r: {"input": row["input"].replace("helpful", "rude" if row["step"] > 6 else "helpful")}),
-    "all rollouts wrong": harbor,
     "truncated rollouts are rewarded": verifiers(lambda number, right: {"is_truncated": right and number % 4 == 0}),
     "environments fail": verifiers(
         lambda number, right: {"error": {"error": "SandboxError"}, "completion": None, "reward": 0.0} if number % 6 == 0 else {}

@@ -34,7 +34,6 @@ EXCEPTIONS = {
     "common/service_tokens.py": (2, USER),
     "doctor/diagnosis.py": (2, OWN_FILE),
     "doctor/rules/__init__.py": (1, OWN_FILE),
-    "exchange/export_records.py": (1, OWN_VALUE),
     "exchange/mcp_server.py": (1, OWN_FILE),
     "exchange/rollout_rows.py": (1, OWN_FILE),
     "exchange/tool_process.py": (2, CHANNEL),
