@@ -51,7 +51,7 @@ def prepare(
             "with the columns of that data set), FILE, or FILE:question=problem,answer=solution.",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Output file (.parquet or .jsonl). The data card is written beside it.")],
+    out: Annotated[Path, typer.Option(help="Output file (.parquet or .jsonl). A report is written beside it.")],
     against: Annotated[
         list[str] | None,
         typer.Option(
@@ -81,19 +81,19 @@ def prepare(
         bool,
         typer.Option(
             "--drop-bad-rows",
-            help="Skip invalid rows and list them in the card. Default: stop at the first invalid row.",
+            help="Skip invalid rows and list them in the report. Default: stop at the first invalid row.",
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a problem set for RL. A data card lists how many problems each filter dropped, with examples.
+    """Make a problem set for RL. A report beside it lists how many problems each filter dropped, with examples.
 
     Keeps integer answers and one label per question, removes duplicates, near-duplicates and problems of evaluation sets,
     checks labels against answers of a strong model, and stores the difficulty. Benchmarks (aime24, aime25, hmmt25, math500,
     livecodebench) are kept complete, so that results stay comparable. apps, taco, code_contests and livecodebench give
     problems with hidden test cases for the reward `tests`.
     """
-    from rstar_lab.rl.data.card import FilterCount, card_path
+    from rstar_lab.rl.data.prepare import FilterCount, report_path
     from rstar_lab.rl.data.prepare import prepare as run
     from rstar_lab.rl.data.sources import parse_fields
 
@@ -103,16 +103,15 @@ def prepare(
         print_result(as_json, line, text)
 
     check_output(out)
-    card = run(
+    report = run(
         sources, out, against=against or [], fields=parse_fields(fields), any_answer=any_answer, ngram=ngram,
         answers=answers, difficulty=difficulty, drop_bad_rows=drop_bad_rows, on_filter=show,
     )  # fmt: skip
-    for bad in [] if as_json else card.bad_rows:
+    for bad in [] if as_json else report.bad_rows:
         echo(f"bad row: {bad}")
-    overlaps = {entry["name"]: entry["overlaps"] for entry in card.against}
-    result = {"kept": card.kept, "overlaps": overlaps, "bad_rows": len(card.bad_rows), **card.output}
-    card_name = card_path(out).name
-    print_result(as_json, result, f"{counted(card.kept, 'problem')} in {out}; the card is {card_name} beside it")
+    overlaps = {entry["name"]: entry["overlaps"] for entry in report.against}
+    result = {"kept": report.kept, "overlaps": overlaps, "bad_rows": len(report.bad_rows), **report.output}
+    print_result(as_json, result, f"{counted(report.kept, 'problem')} in {out}; report: {report_path(out)}")
 
 
 @app.command(epilog=examples("rstar-lab data convert toolace toolace.json --out sft/toolace.jsonl"))

@@ -1,8 +1,10 @@
-"""Prepare a problem set for RL: read the sources, filter problems, check labels, store the difficulty, and write a data card."""
+"""Prepare a problem set for RL: read the sources, filter problems, check labels, store the difficulty, and write a report."""
 
+import hashlib
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +13,61 @@ from typing_extensions import TypedDict
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.data import filters
-from rstar_lab.rl.data.card import EXAMPLES, EXCERPT, Card, DroppedProblem, FilterCount, card_path, file_hash
 from rstar_lab.rl.data.filters import Drops
 from rstar_lab.rl.data.similarity import Corpus, Texts
 from rstar_lab.rl.data.sources import Candidate, ParsedSource, parse_source, read_source
 from rstar_lab.rl.problems import ProblemError, read_rows, write_problems
+from rstar_lab.runs.files import write_json
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.tables import UNUSABLE
 from rstar_lab.untrusted.files import check_type
 
 MAX_ANSWERS, MIN_AGREE = 16, 2  # so many of the answers of a strong model must agree with a label
 SIMILARITY = 0.8  # threshold of near-duplicates
+EXAMPLES = 5  # dropped problems per filter in the report, spread evenly
+EXCERPT = 240  # characters of a question or answer
+
+
+@dataclass(frozen=True)
+class DroppedProblem:
+    """A problem that a filter dropped. where: source and row number. why: the reason."""
+
+    problem_id: str
+    where: str
+    why: str
+    answer: str
+    question: str
+
+
+@dataclass(frozen=True)
+class FilterCount:
+    """Number of problems before a filter and dropped by it. note: added to the rule, such as how many could not be checked."""
+
+    name: str
+    rule: str
+    before: int
+    dropped: int
+    note: str = ""
+    examples: list[DroppedProblem] = field(default_factory=list)
+
+
+@dataclass
+class Report:
+    """What was read, dropped and written. Paths are written as the user gave them. against: the evaluation sets."""
+
+    settings: dict[str, Any]
+    sources: list[dict[str, Any]] = field(default_factory=list)
+    against: list[dict[str, Any]] = field(default_factory=list)
+    bad_rows: list[str] = field(default_factory=list)
+    filters: list[FilterCount] = field(default_factory=list)
+    kept: int = 0
+    difficulty: dict[str, Any] = field(default_factory=dict)
+    output: dict[str, Any] = field(default_factory=dict)
+
+
+def report_path(out: Path) -> Path:
+    """Return the file of the report of `out`, beside it: train.parquet.json of train.parquet."""
+    return out.with_name(f"{out.name}.json")
 
 
 def prepare(
@@ -36,15 +82,15 @@ def prepare(
     difficulty: Path | None = None,
     drop_bad_rows: bool = False,
     on_filter: Callable[[FilterCount], None] | None = None,
-) -> Card:
-    """Write the problems of `sources` that pass every filter to `out`, and the card beside it (`card_path`).
+) -> Report:
+    """Write the problems of `sources` that pass every filter to `out`, and the report beside it (`report_path`).
 
     sources, against: see `sources.parse_source`. Problems of the evaluation sets `against` are removed. fields: column names of
     plain files. any_answer: keep answers that are not integers. Only problems with an answer are checked, and only if a source is
     not a benchmark: if all sources are (math500, aime24, ...), every problem is kept, so that results stay comparable.
     ngram: number of equal consecutive words that counts as contamination. answers: run of a strong model, or table of its answers
     (problem_id or question, answers). difficulty: run folder, or table of problem_id and reward, from rollouts of the current
-    policy; the difficulty of a problem is the share of rollouts that failed. drop_bad_rows: list invalid rows in the card instead
+    policy; the difficulty of a problem is the share of rollouts that failed. drop_bad_rows: list invalid rows in the report instead
     of raising an error. on_filter: called after each filter.
     Raises UserError for input that cannot be read, and if no problem is left.
     """
@@ -52,19 +98,19 @@ def prepare(
         path = parse_source(text, fields).path
         if path is not None and path.exists() and path.resolve() == out.resolve():
             raise UserError(f"data prepare --out {out}: this file is also a source; write to another file")
-    card = Card(
+    report = Report(
         settings={
             "any_answer": any_answer, "similarity": SIMILARITY, "ngram": ngram, "min_agree": MIN_AGREE,
             "answers": str(answers) if answers else None, "difficulty": str(difficulty) if difficulty else None,
             "drop_bad_rows": drop_bad_rows,
         }
     )  # fmt: skip
-    on_bad_row = card.bad_rows.append if drop_bad_rows else None
-    candidates, repeated = _read_sources(sources, fields, card.sources, on_bad_row)
-    evaluation, owners = _read_evaluation(against, fields, card.against, on_bad_row)
+    on_bad_row = report.bad_rows.append if drop_bad_rows else None
+    candidates, repeated = _read_sources(sources, fields, report.sources, on_bad_row)
+    evaluation, owners = _read_evaluation(against, fields, report.against, on_bad_row)
     _add_answers(candidates, answers)
     pass_rates = read_pass_rates(difficulty) if difficulty else {}
-    filtering = _Filtering(card, candidates, on_filter)
+    filtering = _Filtering(report, candidates, on_filter)
     rule = "equal question and answer; their sampled answers are collected"
     filtering.report(FilterCount("repeated row", rule, len(candidates) + repeated, repeated))
 
@@ -77,16 +123,16 @@ def prepare(
         _drop_repeated(filtering, corpus)
     drops, overlaps = filters.contamination(filtering.texts, corpus, corpus.encode(evaluation), owners, ngram)
     filtering.drop("contamination", f"{ngram} words in a row with an evaluation set", drops)
-    for entry in card.against:
+    for entry in report.against:
         entry["overlaps"] = overlaps.get(entry["name"], 0)
     drops, unchecked = filters.wrong_labels(filtering.candidates, MIN_AGREE, MAX_ANSWERS)
     note = f"unchecked, with fewer than {MIN_AGREE} answers: {unchecked:,}" if unchecked else ""
     filtering.drop("label", f"at least {MIN_AGREE} of {MAX_ANSWERS} answers of a strong model agree", drops, note)
     if not filtering.candidates:
-        dropped = ", ".join(f"{count.name} {count.dropped:,}" for count in card.filters if count.dropped)
+        dropped = ", ".join(f"{count.name} {count.dropped:,}" for count in report.filters if count.dropped)
         raise UserError(f"no problem is left of {len(candidates):,}; dropped: {dropped}")
-    _write(card, filtering.candidates, pass_rates, Path(out))
-    return card
+    _write(report, filtering.candidates, pass_rates, Path(out))
+    return report
 
 
 def _drop_repeated(filtering: "_Filtering", corpus: Corpus) -> None:
@@ -102,10 +148,10 @@ def _drop_repeated(filtering: "_Filtering", corpus: Corpus) -> None:
 
 
 class _Filtering:
-    """The remaining candidates and their encoded texts. Each filter is recorded in the card."""
+    """The remaining candidates and their encoded texts. Each filter is recorded in the report."""
 
-    def __init__(self, card: Card, candidates: list[Candidate], on_filter: Callable[[FilterCount], None] | None):
-        self.card, self.candidates, self.on_filter = card, candidates, on_filter
+    def __init__(self, record: Report, candidates: list[Candidate], on_filter: Callable[[FilterCount], None] | None):
+        self.record, self.candidates, self.on_filter = record, candidates, on_filter
         self.texts: Texts | None = None
 
     def drop(self, name: str, rule: str, drops: Drops, note: str = "") -> None:
@@ -119,7 +165,7 @@ class _Filtering:
                 self.texts = filters.keep_texts(self.texts, drops)
 
     def report(self, count: FilterCount) -> None:
-        self.card.filters.append(count)
+        self.record.filters.append(count)
         if self.on_filter:
             self.on_filter(count)
 
@@ -167,12 +213,12 @@ def _unused_name(parsed: ParsedSource, entries: Sequence[Mapping[str, Any]]) -> 
 
 
 def _entry(parsed: ParsedSource, entries: Sequence[Mapping[str, Any]], rows: int) -> dict:
-    """Return the entry of a source in the card. Two files `train.jsonl` have different names in it."""
+    """Return the entry of a source in the report. Two files `train.jsonl` have different names in it."""
     return {
         "name": _unused_name(parsed, entries),
         "from": str(parsed.path or parsed.source.hub),
         "rows": rows,
-        "sha256": file_hash(parsed.path) if parsed.path else None,
+        "sha256": _file_hash(parsed.path) if parsed.path else None,
     }
 
 
@@ -236,8 +282,8 @@ class _Rollout(TypedDict):
     reward: FiniteFloat
 
 
-def _write(card: Card, candidates: list[Candidate], pass_rates: Mapping[str, float], out: Path) -> None:
-    """Write the problems and the card."""
+def _write(report: Report, candidates: list[Candidate], pass_rates: Mapping[str, float], out: Path) -> None:
+    """Write the problems and the report."""
     problems = []
     for candidate in candidates:
         problem = candidate.problem
@@ -248,20 +294,27 @@ def _write(card: Card, candidates: list[Candidate], pass_rates: Mapping[str, flo
             changes["difficulty"] = 1.0 - pass_rates[problem.problem_id]
         problems.append(problem.model_copy(update=changes))
     write_problems(out, problems)
-    card.kept = len(problems)
-    card.kept_by_source = dict(Counter(candidate.source for candidate in candidates))
+    report.kept = len(problems)
+    by_source = Counter(candidate.source for candidate in candidates)
+    for entry in report.sources:
+        entry["kept"] = by_source[entry["name"]]
     if pass_rates:
         measured = [problem.difficulty for problem in problems if problem.problem_id in pass_rates]
         shares = [value for value in measured if value is not None]
-        card.difficulty = {
+        report.difficulty = {
             "measured": len(shares),
             "not measured": len(problems) - len(shares),
             "mean": round(sum(shares) / len(shares), 4) if shares else None,
             "never solved": sum(share == 1 for share in shares),
             "always solved": sum(share == 0 for share in shares),
         }
-    card.output = {"file": str(out), "sha256": file_hash(out), "problems": len(problems)}
-    card.write(card_path(out))
+    report.output = {"file": str(out), "sha256": _file_hash(out), "problems": len(problems)}
+    write_json(report_path(out), report)
+
+
+def _file_hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _example(candidate: Candidate, why: str) -> DroppedProblem:

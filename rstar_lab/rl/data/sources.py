@@ -97,7 +97,7 @@ SOURCES = {
 class Candidate:
     """A problem before filtering.
 
-    where: file or hub name, and row number. source: name of its source in the data card. answers: answers of a strong
+    where: file or hub name, and row number. source: name of its source in the report. answers: answers of a strong
     model, if known.
     """
 

@@ -77,8 +77,8 @@ def test_a_benchmark_is_prepared_complete(tmp_path):
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     prepare([f"math500={tmp_path / 'rows.jsonl'}"], tmp_path / "out.parquet")
     assert [p.answer for p in load_problems(tmp_path / "out.parquet")] == [r"\frac{5}{6}", "9"]
-    card = prepare([f"{tmp_path / 'rows.jsonl'}:question=problem"], tmp_path / "train.parquet")
-    assert card.kept == 1, "training problems are filtered"
+    report = prepare([f"{tmp_path / 'rows.jsonl'}:question=problem"], tmp_path / "train.parquet")
+    assert report.kept == 1, "training problems are filtered"
 
 
 def test_tests_with_numbers_of_thousands_of_digits(tmp_path):

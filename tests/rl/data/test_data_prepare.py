@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from helpers.cases import read_cases
-from huggingface_hub import DatasetCard
 from typer.testing import CliRunner
 
 from rstar_lab.cli.data import app
@@ -32,8 +31,8 @@ def problem(number, question, answer, **more):
     return {"problem_id": str(number), "question": question, "answer": answer, **more}
 
 
-def dropped(card) -> dict[str, int]:
-    return {one.name: one.dropped for one in card.filters if one.dropped}
+def dropped(report) -> dict[str, int]:
+    return {one.name: one.dropped for one in report.filters if one.dropped}
 
 
 def kept(path: Path) -> list[str]:
@@ -58,33 +57,31 @@ def test_the_funnel(tmp_path):
         problem("e", "Suppose that f be the function that maps every prime to its square, and g its inverse.", "1")
     ]
     out = tmp_path / "out" / "train.jsonl"
-    card = prepare([jsonl(tmp_path / "rows.jsonl", rows)], out, against=[jsonl(tmp_path / "exam.jsonl", held_out)])
-    assert dropped(card) == {
+    report = prepare([jsonl(tmp_path / "rows.jsonl", rows)], out, against=[jsonl(tmp_path / "exam.jsonl", held_out)])
+    assert dropped(report) == {
         "repeated row": 1, "answer": 1, "conflict": 2, "duplicate": 1, "near-duplicate": 1, "contamination": 1,
         "label": 1,
     }  # fmt: skip
-    assert kept(out) == ["0", "4", "9"] and card.kept == 3
+    assert kept(out) == ["0", "4", "9"] and report.kept == 3
     assert [one.answer for one in load_problems(out)] == ["1000", "1000", "12"], "answers in plain digits"
-    for earlier, later in zip(card.filters, card.filters[1:], strict=False):
+    for earlier, later in zip(report.filters, report.filters[1:], strict=False):
         assert earlier.before - earlier.dropped == later.before, "the counts of the filters add up"
-    written = DatasetCard.load(tmp_path / "out" / "train.jsonl.card.md").data.to_dict()["rstar_lab"]
+    written = json.loads((out.parent / "train.jsonl.json").read_text())
     assert written["kept"] == 3 and written["against"][0]["overlaps"] == 1
     whys = {one["name"]: [example["why"] for example in one["examples"]] for one in written["filters"]}
     assert whys["contamination"] == ['exam: "f be the function that maps every prime"']
     assert whys["label"] == ["1 of 3 answers agree with 12"]
     assert "rows.jsonl row 1" in whys["near-duplicate"][0] and "7 and 8" in whys["conflict"][0]
     assert all(len(one["sha256"]) == 64 for one in [written["output"], *written["sources"], *written["against"]])
-    tables = DatasetCard.load(tmp_path / "out" / "train.jsonl.card.md").text
-    assert "| contamination |" in tables and "rows.jsonl row 9" in tables
-    assert sorted(path.name for path in out.parent.iterdir()) == ["train.jsonl", "train.jsonl.card.md"]
+    assert sorted(path.name for path in out.parent.iterdir()) == ["train.jsonl", "train.jsonl.json"]
 
 
 def test_openmathreasoning_is_one_row_a_problem_without_label_check(tmp_path):
     row = {"problem_type": "has_answer_extracted", "problem_source": "aops_c4", "expected_answer": "4"}
     rows = [{**row, "problem": "2+2?", "generated_solution": f"\\boxed{{{n}}}"} for n in (5, 5, 6)]
     rows += [{**row, "problem": "4+4?", "problem_type": "converted_proof"}]
-    card = prepare([f"openmathreasoning={jsonl(tmp_path / 'omr.jsonl', rows)}"], tmp_path / "o.parquet")
-    assert dropped(card) == {"repeated row": 2} and "fewer than 2 answers: 1" in card.filters[-1].note
+    report = prepare([f"openmathreasoning={jsonl(tmp_path / 'omr.jsonl', rows)}"], tmp_path / "o.parquet")
+    assert dropped(report) == {"repeated row": 2} and "fewer than 2 answers: 1" in report.filters[-1].note
     assert [one.question for one in load_problems(tmp_path / "o.parquet")] == ["2+2?"]
 
 
@@ -99,11 +96,11 @@ def test_answers_and_rollouts_from_files(tmp_path):
         [{"problem_id": str(n), "reward": float(k < n)} for n in range(3) for k in range(2)],
     )
     out = tmp_path / "o.jsonl"
-    card = prepare([rows], out, answers=Path(votes), difficulty=Path(rollouts))
-    assert dropped(card) == {"label": 1}
+    report = prepare([rows], out, answers=Path(votes), difficulty=Path(rollouts))
+    assert dropped(report) == {"label": 1}
     assert {one.problem_id: one.difficulty for one in load_problems(out)} == {"0": 1.0, "2": 0.0, "3": None}
-    assert card.difficulty == {"measured": 2, "not measured": 1, "mean": 0.5, "never solved": 1, "always solved": 1}
-    assert "fewer than 2 answers: 2" in next(one.note for one in card.filters if one.name == "label")
+    assert report.difficulty == {"measured": 2, "not measured": 1, "mean": 0.5, "never solved": 1, "always solved": 1}
+    assert "fewer than 2 answers: 2" in next(one.note for one in report.filters if one.name == "label")
     for bad in ({"reward": 1}, {"problem_id": "a", "reward": float("nan")}):
         with pytest.raises(UserError, match="row 1: expected problem_id"):
             read_pass_rates(Path(jsonl(tmp_path / "bad.jsonl", [bad])))
@@ -121,8 +118,8 @@ def test_difficulty_of_a_run(tmp_path):
     assert read_pass_rates(tmp_path / "r") == {"0": 0.5, "1": 0.0}
     # The answers of the run check the labels: t1 and t3 answer 7 to problem 1; one of problem 0 has no answer.
     problems = jsonl(tmp_path / "p.jsonl", [problem(n, f"What is {n} + 1?", n + 1) for n in range(3)])
-    card = prepare([problems], tmp_path / "o.jsonl", answers=tmp_path / "r")
-    assert dropped(card) == {"label": 1} and {p.problem_id for p in load_problems(tmp_path / "o.jsonl")} == {"0", "2"}
+    report = prepare([problems], tmp_path / "o.jsonl", answers=tmp_path / "r")
+    assert dropped(report) == {"label": 1} and {p.problem_id for p in load_problems(tmp_path / "o.jsonl")} == {"0", "2"}
 
 
 def test_bad_rows_stop_or_are_listed(tmp_path):
@@ -131,9 +128,9 @@ def test_bad_rows_stop_or_are_listed(tmp_path):
     with pytest.raises(UserError, match=r"p\.jsonl row 2, field 'answer': missing"):
         prepare([path], tmp_path / "o.jsonl")
     assert not (tmp_path / "o.jsonl").exists()
-    card = prepare([path], tmp_path / "o.jsonl", drop_bad_rows=True)
-    assert card.kept == 2 and len(card.bad_rows) == 1 and "row 2" in card.bad_rows[0]
-    assert "row 2" in (tmp_path / "o.jsonl.card.md").read_text()
+    report = prepare([path], tmp_path / "o.jsonl", drop_bad_rows=True)
+    assert report.kept == 2 and len(report.bad_rows) == 1 and "row 2" in report.bad_rows[0]
+    assert "row 2" in (tmp_path / "o.jsonl.json").read_text()
 
 
 @pytest.mark.parametrize(
@@ -180,10 +177,10 @@ def test_each_source_has_its_own_count(tmp_path):
         jsonl(tmp_path / name / "exam.jsonl", [problem(0, question, "1")])
         for name, question in (("other", "Not in any source, not at all?"), (".", "request 2!"))
     ]
-    card = prepare(sources, tmp_path / "o.jsonl", against=exams)
-    assert [source["name"] for source in card.sources] == ["both", "both-2", "both-3"]
-    assert card.kept_by_source == {"both": 3, "both-2": 2, "both-3": 1}
-    assert [(entry["name"], entry["overlaps"]) for entry in card.against] == [("exam", 0), ("exam-2", 1)]
+    report = prepare(sources, tmp_path / "o.jsonl", against=exams)
+    assert [source["name"] for source in report.sources] == ["both", "both-2", "both-3"]
+    assert [source["kept"] for source in report.sources] == [3, 2, 1]
+    assert [(entry["name"], entry["overlaps"]) for entry in report.against] == [("exam", 0), ("exam-2", 1)]
     assert {one.source for one in load_problems(tmp_path / "o.jsonl")} == {"both"}
 
 
@@ -237,4 +234,4 @@ def test_synthesize_and_prepare_from_the_command_line(tmp_path):
     assert [line["filter"] for line in counts][:2] == ["repeated row", "answer"]
     assert last["overlaps"] == {"exam": 40} and last["kept"] == len(load_problems(tmp_path / "o.parquet")) <= 300
     plain = run(app, ["prepare", str(train), "--out", str(tmp_path / "o2.parquet")])
-    assert plain.exit_code == 0 and "o2.parquet.card.md" in plain.stdout
+    assert plain.exit_code == 0 and "o2.parquet.json" in plain.stdout
