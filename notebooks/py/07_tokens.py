@@ -26,20 +26,18 @@
 # %% tags=["parameters"]
 runs_dir: str = ""  # folder of runs, or one run; empty: the nearest runs/ folder
 run: str = ""  # run id; empty: the training run with the most steps that store entropies
-limit: int = 200  # trajectories to sample from the start and from the end of the run
+limit: int = 200  # trajectories to sample from the end of the run
 top: float = 0.2  # share of tokens that count as high-entropy
 words: list[str] = []  # words to count; empty: the lists in rstar_lab.runs.reflection_words
 
 # %%
 import pandas as pd
-from IPython.display import display
 
 from rstar_lab.analysis import (
     count_words,
     excerpts,
     format_numbers,
     token_kinds,
-    libraries,
     link,
     inspect,
     open_runs,
@@ -50,7 +48,6 @@ from rstar_lab.analysis import (
     plot_high_entropy_words,
     token_table,
     word_list,
-    word_usage_change,
 )
 from rstar_lab.common.parameters import check_parameters
 from rstar_lab.runs import RunStoreError, find_runs_dir
@@ -124,16 +121,6 @@ plot_high_entropy_words(late)
 format_numbers(word_list(late).head(20))
 
 # %% [markdown]
-# ## Change during training
-#
-# Uses of each word per 1,000 model tokens, in the first and in the last third of the run.
-
-# %%
-early = token_table(runs, f"step < {steps['first'] + third}", limit=limit, top=top, words=chosen)
-shift = word_usage_change(early, late)
-display(format_numbers(shift.head(10)), format_numbers(shift.tail(10)))
-
-# %% [markdown]
 # ## Count words
 #
 # Counted in the text of every stored transcript, not in a sample.
@@ -149,9 +136,6 @@ count_words(runs, chosen)
 
 # %%
 plot_tool_use(runs)
-
-# %%
-libraries(runs, by=["run_id"])
 
 # %% [markdown]
 # ## Next steps

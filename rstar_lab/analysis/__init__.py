@@ -8,7 +8,7 @@ from rstar_lab.common.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from rstar_lab.analysis.alerts import find_alerts
-    from rstar_lab.analysis.code_use import libraries, plot_tool_use, tool_calls, tool_use
+    from rstar_lab.analysis.code_use import plot_tool_use, tool_calls, tool_use
     from rstar_lab.analysis.comparison import compare
     from rstar_lab.analysis.counterfactual_lab import counterfactual
     from rstar_lab.analysis.failures import failed_rollouts, failure_groups, plot_failures
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rstar_lab.analysis.inspector.link import LinkedFigure, link
     from rstar_lab.analysis.inspector.overview import overview
     from rstar_lab.analysis.inspector.watch import watch
-    from rstar_lab.analysis.metrics import METRICS, curves, measure, outcome_mix, pass_at_k
+    from rstar_lab.analysis.metrics import METRICS, curves, measure, pass_at_k
     from rstar_lab.analysis.paper_figures import figures_of_the_paper, phase_table, results_table
     from rstar_lab.analysis.problem_heatmap import plot_heatmap, problem_table
     from rstar_lab.analysis.runs import Runs, open_runs
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
         token_kinds,
         token_table,
         word_list,
-        word_usage_change,
     )
     from rstar_lab.exchange.importers import import_inspect, import_messages, import_trl, import_verl
     from rstar_lab.exchange.training_files import export_preferences, export_sft

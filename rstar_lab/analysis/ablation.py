@@ -157,10 +157,8 @@ class AblationReport:
         return sentences
 
 
-def ablation_report(
-    sums: pd.DataFrame, *, control: str, last_share: float = 1 / 3, arms: Sequence[str] | None = None
-) -> AblationReport:
-    """Compare the arms of `ablation_sums` with the control over the last share of the steps.
+def ablation_report(sums: pd.DataFrame, *, control: str, arms: Sequence[str] | None = None) -> AblationReport:
+    """Compare the arms of `ablation_sums` with the control over the last third of the steps.
 
     arms: order of the rows; default: the control first, then by name. A seed without a run of the control is left out.
     Raises RunStoreError if the control is missing, an arm has two runs of one seed, or runs differ in their last step.
@@ -168,8 +166,6 @@ def ablation_report(
     known_labels = sorted(set(sums.arm))
     if control not in known_labels:
         raise RunStoreError(f"no run has the label {control!r}; the labels are {', '.join(known_labels)}")
-    if not 0 < last_share <= 1:
-        raise RunStoreError(f"last_share must be above 0 and at most 1, got {last_share:g}")
     order = list(arms) if arms else [control, *(arm for arm in known_labels if arm != control)]
     if unknown := [arm for arm in order if arm not in known_labels]:
         raise RunStoreError(f"no run has the label {unknown[0]!r}; the labels are {', '.join(known_labels)}")
@@ -180,7 +176,7 @@ def ablation_report(
             f"run {ends.idxmin()} ends at step {ends.min()} and run {ends.idxmax()} at step {ends.max()}: finish all runs"
         )
     last = int(ends.max())
-    first = last - max(1, round(last * last_share)) + 1
+    first = last - max(1, round(last / 3)) + 1
     late = sums[sums.step >= first].drop(columns=["step", "tokens"], errors="ignore")
     totals = late.groupby(["arm", "seed", "run_id"]).sum(min_count=1).reset_index()
     if (doubled := totals.duplicated(["arm", "seed"])).any():

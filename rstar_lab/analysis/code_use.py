@@ -15,7 +15,6 @@ from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.line_panels import Panel, draw_panels
 from rstar_lab.analysis.runs import Runs, RunsLike, as_runs
 from rstar_lab.common.estimates import ratio
-from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.messages import read_messages
 from rstar_lab.tool_calls import parse_stored_calls
 
@@ -33,7 +32,7 @@ METRICS: dict[str, tuple[str, str, bool, str]] = {
 }
 ROLLOUT_COLUMNS = ("traj_id", "run_id", "step", "problem_id", "reward", "answer", "kept", "truncated", "stop_reason")
 CALL_COLUMNS = ["run_id", "step", "problem_id", "traj_id", "reward", "turn", "call", "outcome", "code", "lines",
-                "libraries", "asserts", "repeated", "answer_known"]  # fmt: skip
+                "asserts", "repeated", "answer_known"]  # fmt: skip
 
 
 MAX_CHARACTERS = 20_000  # longer code is not parsed
@@ -51,39 +50,25 @@ def parse_code(code: str) -> ast.Module | None:
         return None
 
 
-def tool_calls(runs: RunsLike, where: Where = None, *, limit: int | None = None) -> pd.DataFrame:
+def tool_calls(runs: RunsLike, where: Where = None) -> pd.DataFrame:
     """Return one row per tool call: CALL_COLUMNS.
 
     turn: turn of the model, from 0. call: number of the call in its rollout, from 0. code: missing if the call
-    cannot be parsed or has no code. lines: number of non-empty lines of code. libraries: imported top-level modules. asserts:
-    the code contains an assertion. repeated: an earlier call of the rollout had the same syntax tree. answer_known:
-    whether the output of an earlier call contained the final answer of the rollout. limit: maximum number of rollouts,
-    a fixed sample; default: all.
+    cannot be parsed or has no code. lines: number of non-empty lines of code. asserts: the code contains
+    an assertion. repeated: an earlier call of the rollout had the same syntax tree. answer_known: whether the output of an
+    earlier call contained the final answer of the rollout.
     """
-    rows = [row for rollout in rollouts(as_runs(runs), where, limit) for row in rollout["calls"]]
+    rows = [row for rollout in rollouts(as_runs(runs), where) for row in rollout["calls"]]
     return pd.DataFrame(rows, columns=CALL_COLUMNS)
 
 
-def libraries(runs: RunsLike, where: Where = None, *, by: Sequence[str] = ("run_id", "step")) -> pd.DataFrame:
-    """Return the share of calls that import each library: the columns of `by`, library, calls, share (of the group's calls)."""
-    calls = tool_calls(runs, where)
-    calls = calls[calls.code.notna()]
-    total = calls.groupby(list(by)).size().rename("total")
-    counts = calls.explode("libraries").dropna(subset=["libraries"]).groupby([*by, "libraries"]).size().rename("calls")
-    frame = counts.reset_index().rename(columns={"libraries": "library"}).merge(total.reset_index(), on=list(by))
-    frame["share"] = frame.calls / frame.pop("total")
-    return frame.sort_values([*by, "calls"], ascending=[True] * len(by) + [False], ignore_index=True)
-
-
-def tool_use(
-    runs: RunsLike, where: Where = None, *, by: Sequence[str] = ("run_id", "step"), limit: int | None = None
-) -> pd.DataFrame:
+def tool_use(runs: RunsLike, where: Where = None, *, by: Sequence[str] = ("run_id", "step")) -> pd.DataFrame:
     """Return one row per group and metric of METRICS: the columns of `by`, metric, value, low, high, n, clusters.
 
     by: run_id, step, or both. n: calls or rollouts of the mean, clusters: problems. low, high: 95% interval over
-    problems. limit: as in `tool_calls`.
+    problems.
     """
-    read = list(rollouts(as_runs(runs), where, limit))
+    read = list(rollouts(as_runs(runs), where))
     calls = pd.DataFrame([row for rollout in read for row in rollout["calls"]], columns=CALL_COLUMNS)
     keys = ["run_id", "step", "problem_id", "called", "first_turn", "first_characters"]
     all_rollouts = pd.DataFrame(read, columns=keys)
@@ -98,20 +83,18 @@ def tool_use(
     return pd.DataFrame(rows, columns=[*by, "metric", "value", "low", "high", "n", "clusters"])
 
 
-def plot_tool_use(runs: RunsLike, metrics: Sequence[str] = tuple(METRICS), where: Where = None) -> Figure:
-    """Plot metrics of METRICS over the steps of each run, with 95% intervals over problems."""
-    if unknown := [name for name in metrics if name not in METRICS]:
-        raise RunStoreError(f"unknown metric {unknown[0]!r} of tool use; there are {', '.join(METRICS)}")
-    frame = tool_use(runs, where).query("metric in @metrics")
+def plot_tool_use(runs: RunsLike, where: Where = None) -> Figure:
+    """Plot METRICS over the steps of each run, with 95% intervals over problems."""
+    frame = tool_use(runs, where)
     points = frame.rename(columns={"run_id": "line", "step": "x"})
-    panels = [Panel(METRICS[name][0], points[points.metric == name], METRICS[name][2]) for name in metrics]
+    panels = [Panel(title, points[points.metric == name], share) for name, (title, _, share, _) in METRICS.items()]
     return Figure(draw_panels(panels), frame)
 
 
 def rollouts(runs: Runs, where: Where, limit: int | None = None, *, parse: bool = True) -> Iterator[dict[str, Any]]:
     """Yield each rollout that has a transcript: its ROLLOUT_COLUMNS, its calls with their properties and responses, and
     the number of turns and characters before the first call. parse: include the properties that need a syntax tree: lines,
-    libraries, asserts, repeated."""
+    asserts, repeated."""
     condition = runs.condition(where)
     order = "run_id, step, traj_id" if limit is None else f"hash(traj_id), traj_id LIMIT {int(limit)}"
     query = f"SELECT {', '.join(ROLLOUT_COLUMNS)} FROM trajectories WHERE {condition} ORDER BY {order}"
@@ -164,22 +147,15 @@ def _rollout(row: dict[str, Any], messages: Sequence[dict[str, Any]], parse: boo
 
 
 def _facts(code: str | None) -> tuple[str | None, dict[str, Any]]:
-    """Return the syntax tree of code as text, and its lines, libraries and asserts.
-
-    For code that does not parse, the text is the code itself.
-    """
+    """Return the syntax tree of code as text, and its lines and asserts. For code that does not parse, the text is the code itself."""
     if code is None:
-        return None, {"lines": None, "libraries": [], "asserts": None}
-    facts: dict[str, Any] = {"lines": sum(bool(line.strip()) for line in code.splitlines()), "libraries": []}
+        return None, {"lines": None, "asserts": None}
+    lines = sum(bool(line.strip()) for line in code.splitlines())
     tree = parse_code(code)
     try:
         text = ast.dump(tree) if tree else ""
     except RecursionError:
         tree = None
     if tree is None:
-        return code, facts | {"asserts": bool(_ASSERT.search(code))}
-    nodes = list(ast.walk(tree))
-    modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    modules |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
-    facts["libraries"] = sorted({name.split(".")[0] for name in modules})
-    return text, facts | {"asserts": any(isinstance(node, ast.Assert) for node in nodes)}
+        return code, {"lines": lines, "asserts": bool(_ASSERT.search(code))}
+    return text, {"lines": lines, "asserts": any(isinstance(node, ast.Assert) for node in ast.walk(tree))}

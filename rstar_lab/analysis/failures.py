@@ -35,10 +35,10 @@ _MOST_IDS = 500  # maximum number of rollouts that a click on a bar lists
 
 
 def failed_rollouts(runs: RunsLike, where: Where = None, *, limit: int | None = None) -> pd.DataFrame:
-    """Return one row per rollout of a kind in KINDS: run_id, step, traj_id, problem_id, family, reward, kept, kind, outcome, message.
+    """Return one row per rollout of a kind in KINDS: run_id, step, traj_id, problem_id, reward, kept, kind, outcome, message.
 
     kind: one of KINDS, the first that applies; other rollouts have no row. outcome, message: those of the last failed
-    call, empty if no call failed. family: problem_id without numbers.
+    call, empty if no call failed.
     limit: maximum number of rollouts to read, a fixed sample; default: all.
     """
     rows = []
@@ -51,23 +51,23 @@ def failed_rollouts(runs: RunsLike, where: Where = None, *, limit: int | None = 
         row = {key: rollout[key] for key in ("run_id", "step", "traj_id", "problem_id", "reward", "kept")}
         rows.append(
             row | {
-                "family": re.sub(r"[-_/]?\d+", "", rollout["problem_id"]), "kind": kind, "outcome": last["outcome"] if last else "",
+                "kind": kind, "outcome": last["outcome"] if last else "",
                 "message": normalised(last["response"]) if last else "",
             }
         )  # fmt: skip
-    columns = ["run_id", "step", "traj_id", "problem_id", "family", "reward", "kept", *KEYS]
+    columns = ["run_id", "step", "traj_id", "problem_id", "reward", "kept", *KEYS]
     return pd.DataFrame(rows, columns=columns)
 
 
-def failure_groups(found: pd.DataFrame, by: Sequence[str] = KEYS) -> pd.DataFrame:
-    """Return the groups of `failed_rollouts`, the largest first: the columns of `by`, rollouts, share (of all failures), problems, kept
+def failure_groups(found: pd.DataFrame) -> pd.DataFrame:
+    """Return the groups of `failed_rollouts`, the largest first: KEYS, rollouts, share (of all failures), problems, kept
     (share that RoC kept), first_step, last_step, example (traj_id)."""
-    groups = found.groupby(list(by), dropna=False)
+    groups = found.groupby(KEYS, dropna=False)
     table = groups.agg(
         rollouts=("traj_id", "size"), problems=("problem_id", "nunique"), kept=("kept", "mean"),
         first_step=("step", "min"), last_step=("step", "max"), example=("traj_id", "first"),
     ).reset_index()  # fmt: skip
-    table.insert(len(by) + 1, "share", table.rollouts / max(1, len(found)))
+    table.insert(len(KEYS) + 1, "share", table.rollouts / max(1, len(found)))
     return table.sort_values("rollouts", ascending=False, kind="stable", ignore_index=True)
 
 

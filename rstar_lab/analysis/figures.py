@@ -17,7 +17,7 @@ from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import COLOURS, line_styles, outcome_marker
 from rstar_lab.analysis.filters import Where, narrowed, selects_steps
 from rstar_lab.analysis.line_panels import Panel, band, draw_panels, panel_place
-from rstar_lab.analysis.metrics import curves, evaluations, get_metric, measure, outcome_mix, pass_at_k
+from rstar_lab.analysis.metrics import curves, evaluations, get_metric, measure, pass_at_k
 from rstar_lab.analysis.runs import Runs, RunsLike, as_runs, training_runs
 from rstar_lab.common.estimates import mean_interval
 from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
@@ -95,8 +95,12 @@ def plot_curves(
 
 def plot_outcomes(runs: RunsLike, where: Where = None) -> Figure:
     """Plot the share of failed tool calls by outcome over steps. Infrastructure failures are hatched."""
-    mix = outcome_mix(runs, by=("step",), where=where)
-    frame = mix.groupby(["step", "outcome"], as_index=False).agg({"calls": "sum"})
+    runs = as_runs(runs)
+    frame = runs.sql(
+        f"""SELECT step, outcome, count(*) AS calls
+            FROM (SELECT step, unnest(outcomes) AS outcome FROM trajectories WHERE {runs.condition(where)})
+            GROUP BY ALL ORDER BY ALL"""
+    )
     frame["share"] = frame.calls / frame.groupby("step").calls.transform("sum")
     frame["ours"] = frame.outcome.isin(INFRASTRUCTURE_FAILURES)
     figure = go.Figure()
@@ -117,17 +121,13 @@ def plot_outcomes(runs: RunsLike, where: Where = None) -> Figure:
     return Figure(figure, frame)
 
 
-def plot_lengths(runs: RunsLike, column: str = "response_tokens", *, where: Where = None) -> Figure:
-    """Plot the distribution of a length over steps: median, middle 50% and middle 80% of the trajectories."""
+def plot_lengths(runs: RunsLike, where: Where = None) -> Figure:
+    """Plot the distribution of response lengths over steps: median, middle 50% and middle 80% of the trajectories."""
     runs = as_runs(runs)
-    if column not in ("response_tokens", "model_tokens", "turns", "calls", "reflection_tokens", "generate_s", "tool_s"):
-        raise RunStoreError(
-            f"column: {column!r} is not a length; choose response_tokens, model_tokens, turns, calls, ..."
-        )
     quantiles = {"p10": 0.1, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p90": 0.9}
-    values = ", ".join(f"quantile_cont({column}, {share}) AS {name}" for name, share in quantiles.items())
+    values = ", ".join(f"quantile_cont(response_tokens, {share}) AS {name}" for name, share in quantiles.items())
     frame = runs.sql(
-        f"""SELECT step, count({column}) AS n, {values} FROM trajectories WHERE {runs.condition(where)}
+        f"""SELECT step, count(response_tokens) AS n, {values} FROM trajectories WHERE {runs.condition(where)}
             GROUP BY step ORDER BY step"""
     )
     figure = go.Figure()
@@ -139,7 +139,7 @@ def plot_lengths(runs: RunsLike, column: str = "response_tokens", *, where: Wher
         hovertemplate="step %{x}<br>median %{y:.0f}<extra></extra>",
     )  # fmt: skip
     _mark_stages(figure, runs, where, {})
-    title = get_metric(column).title
+    title = get_metric("response_tokens").title
     figure.update_layout(height=400, title=f"{title}: median, middle 50% and 80%", showlegend=False)
     figure.update_xaxes(title="step")
     figure.update_yaxes(title=title, rangemode="tozero")
@@ -150,16 +150,14 @@ def plot_pass_at_k(
     runs: RunsLike,
     ks: Sequence[int] = (1, 2, 4, 8),
     *,
-    by: str = "run_id",
     where: Where = None,
     names: Mapping[str, str] | None = None,
 ) -> Figure:
-    """Plot pass@k with intervals over problems, one curve per value of `by` (run_id, stage, step). names: other names for values."""
-    frame = pass_at_k(runs, ks, by=(by,), where=where)
-    shown: list[Any] = [value if isinstance(value, str) else int(value) for value in frame[by]]
+    """Plot pass@k with intervals over problems, one curve per run. names: other names for run ids."""
+    frame = pass_at_k(runs, ks, where=where)
     points = frame.rename(columns={"k": "x"})
-    points["line"] = [str((names or {}).get(value, value)) for value in shown]
-    points["where"] = pd.Series([narrowed(where, **{by: value}) for value in shown], dtype=object)
+    points["line"] = [(names or {}).get(run_id, run_id) for run_id in frame.run_id]
+    points["where"] = pd.Series([narrowed(where, run_id=run_id) for run_id in frame.run_id], dtype=object)
     figure = draw_panels([Panel("pass@k", points, percent=True)], x="k", hover="k %{x}: %{y:.1%}")
     figure.update_xaxes(type="log", tickvals=list(ks), ticktext=[str(k) for k in ks])
     return Figure(figure, frame)

@@ -128,11 +128,6 @@ _ALL = (
         (_sum("correct_duplicate_answer"), "correct_duplicate_answer_n"),
     ),
     Metric(
-        "void_turns", "void turns", "turns with neither a call nor the answer / turns (SimpleTIR, arXiv 2509.02479)",
-        "CASE WHEN turns_with_call IS NOT NULL THEN greatest(turns - turns_with_call - (answer IS NOT NULL)::INT, 0) END",
-        "CASE WHEN turns_with_call IS NOT NULL THEN turns END", None, -1, True,
-    ),
-    Metric(
         "entropy", "entropy (nats per token)",
         "mean entropy of the next-token distribution over the model tokens of trajectories that have it (kept)",
         "entropy * model_tokens", "CASE WHEN entropy IS NOT NULL THEN model_tokens END",
@@ -283,19 +278,10 @@ def sum_by_problem(runs: Runs, metrics: Sequence[Metric], by: Sequence[str], whe
             f'sum({metric.denominator}) FILTER ({both}) AS "{metric.name}_denominator"',
             f'count(*) FILTER ({both}) AS "{metric.name}_n"',
         ]
-    source = _WITH_CALLS if any("turns_with_call" in metric.numerator for metric in metrics) else "trajectories"
     return runs.sql(
-        f"""SELECT {_columns([*by, "problem_id"])}, {", ".join(parts)} FROM {source}
+        f"""SELECT {_columns([*by, "problem_id"])}, {", ".join(parts)} FROM trajectories
             WHERE {runs.condition(where)} GROUP BY {_columns([*by, "problem_id"])} ORDER BY ALL"""
     )
-
-
-# turns_with_call is NULL if the trajectory has calls but the store has no rows of them.
-_WITH_CALLS = """(
-    SELECT t.*, CASE WHEN found.turns IS NOT NULL THEN found.turns WHEN calls = 0 THEN 0 END AS turns_with_call
-    FROM trajectories t LEFT JOIN
-      (SELECT traj_id, count(DISTINCT turn) AS turns FROM calls GROUP BY traj_id) found USING (traj_id)
-)"""
 
 
 def pass_at_k(
@@ -319,21 +305,6 @@ def pass_at_k(
             estimate = ratio(values, np.ones(len(values)), int(enough.n.sum()))
             rows.append({**key, "k": k, **vars(estimate)})
     return pd.DataFrame(rows, columns=[*by, "k", "value", "low", "high", "n", "clusters"])
-
-
-def outcome_mix(runs: RunsLike, *, by: Sequence[str] = ("run_id", "step"), where: Where = None) -> pd.DataFrame:
-    """Return calls by outcome and by reward > 0 (column correct): columns of `by`, correct, outcome, calls, share.
-
-    share: share of the calls of the group's trajectories with (or without) a positive reward.
-    """
-    runs = as_runs(runs)
-    keys = "".join(f'"{name}", ' for name in by)
-    return runs.sql(
-        f"""SELECT *, calls / sum(calls) OVER (PARTITION BY {keys}correct) AS share FROM (
-              SELECT {keys}reward > 0 AS correct, outcome, count(*) AS calls
-              FROM (SELECT *, unnest(outcomes) AS outcome FROM trajectories WHERE {runs.condition(where)}) GROUP BY ALL)
-            ORDER BY ALL"""
-    )
 
 
 # --- what became of the rollouts: each was trained on, or left out for one reason

@@ -144,13 +144,13 @@ def _inside(spans: list[tuple[int, int]], starts: np.ndarray, ends: np.ndarray) 
     return hit
 
 
-def word_list(table: pd.DataFrame, *, min_count: int = 5, code: bool = False) -> pd.DataFrame:
-    """Return the words by mean entropy of their first token, highest first. Numbers are not words.
+def word_list(table: pd.DataFrame, *, min_count: int = 5) -> pd.DataFrame:
+    """Return the words outside of tool calls by mean entropy of their first token, highest first. Numbers are not words.
 
     Columns: word, entropy (mean at the first token), count, high_share, after_error and after_success (share of its uses),
-    listed (in the word list of the table). min_count: minimum number of uses. code: words inside tool calls.
+    listed (in the word list of the table). min_count: minimum number of uses.
     """
-    words = table[table.word.str.contains(r"[^\W\d_]") & (code | ~table.code)]
+    words = table[table.word.str.contains(r"[^\W\d_]") & ~table.code]
     first = words[(words.word != words.word.shift()) | (words.traj_id != words.traj_id.shift())]
     grouped = first.assign(error=first.kind == KINDS[2], success=first.kind == KINDS[1]).groupby("word")
     frame = grouped.agg(
@@ -175,39 +175,20 @@ def token_kinds(table: pd.DataFrame) -> pd.DataFrame:
     return grouped.drop(columns="high")
 
 
-def word_usage_change(before: pd.DataFrame, after: pd.DataFrame, *, min_count: int = 5) -> pd.DataFrame:
-    """Return how the use of words changed between two tables: word, uses per 1000 tokens before and after, entropies.
+def excerpts(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the three tokens with the highest entropy of each kind in context: kind, code, entropy, excerpt, traj_id.
 
-    Sorted by the change in use, largest increase first.
-    """
-    sides = []
-    for table in (before, after):
-        words = word_list(table, min_count=1).set_index("word")
-        sides.append(words[["entropy", "count"]].assign(uses=1000 * words["count"] / len(table)))
-    frame = sides[0].join(sides[1], how="outer", lsuffix="_before", rsuffix="_after")
-    frame = frame[frame[["count_before", "count_after"]].max(axis=1) >= min_count].drop(
-        columns=["count_before", "count_after"]
-    )
-    frame[["uses_before", "uses_after"]] = frame[["uses_before", "uses_after"]].fillna(0.0)
-    frame["change"] = frame.uses_after - frame.uses_before
-    return frame.sort_values("change", ascending=False).reset_index()
-
-
-def excerpts(table: pd.DataFrame, *, each: int = 3, width: int = 40) -> pd.DataFrame:
-    """Return the tokens with the highest entropy of each kind in context: kind, code, entropy, excerpt, traj_id.
-
-    each: tokens per kind. excerpt: the token between » and «, with `width` characters of the model's text on both
-    sides; … marks a tool response.
+    excerpt: the token between » and «, with 40 characters of the model's text on both sides; … marks a tool response.
     """
     rows = []
-    highest = table.sort_values("entropy", ascending=False).groupby(["kind", "code"], sort=True).head(each)
+    highest = table.sort_values("entropy", ascending=False).groupby(["kind", "code"], sort=True).head(3)
     texts = {traj_id: part for traj_id, part in table[table.traj_id.isin(highest.traj_id)].groupby("traj_id")}
     for row in named_rows(highest.sort_values(["kind", "code", "entropy"], ascending=[True, True, False])):
         of_trajectory = texts[row.traj_id]
         at = int(np.flatnonzero(of_trajectory.position == row.position)[0])
         gaps = of_trajectory.position.diff().gt(1)
         pieces = [f"…{text}" if gap else text for text, gap in zip(of_trajectory.text.fillna(""), gaps, strict=True)]
-        before, after = "".join(pieces[:at])[-width:], "".join(pieces[at + 1 :])[:width]
+        before, after = "".join(pieces[:at])[-40:], "".join(pieces[at + 1 :])[:40]
         rows.append((row.kind, row.code, row.entropy, f"{before}»{row.text}«{after}", row.traj_id))
     return pd.DataFrame(rows, columns=["kind", "code", "entropy", "excerpt", "traj_id"])
 
@@ -244,9 +225,9 @@ def plot_token_kinds(table: pd.DataFrame) -> Figure:
     return Figure(figure, frame)
 
 
-def plot_high_entropy_words(table: pd.DataFrame, *, count: int = 25, min_count: int = 5) -> Figure:
-    """Plot the words whose first token has the highest mean entropy. Words of the word list are marked."""
-    frame = word_list(table, min_count=min_count).head(count).iloc[::-1]
+def plot_high_entropy_words(table: pd.DataFrame) -> Figure:
+    """Plot the 25 words whose first token has the highest mean entropy. Words of the word list are marked."""
+    frame = word_list(table).head(25).iloc[::-1]
     figure = go.Figure()
     for listed, name in ((False, "found by entropy"), (True, "in the word list")):
         part, hover = frame[frame.listed == listed], "%{y}: %{x:.3f} nats, %{text} uses<extra></extra>"

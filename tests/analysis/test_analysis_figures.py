@@ -49,7 +49,7 @@ def test_curves_average_seeds_and_band_them(runs):
 
 
 def test_the_band_of_a_single_run_is_over_problems(folder):
-    figure = plot_curves(open_runs(folder / "paper0"), ["pass1", "void_turns"])
+    figure = plot_curves(open_runs(folder / "paper0"), ["pass1"])
     frame = figure.frame[figure.frame.metric == "pass1"]
     assert (frame.low <= frame["value"]).all() and (frame["value"] <= frame.high).all()
     assert frame.high.gt(frame.low).any()
@@ -97,9 +97,9 @@ def test_tokens_on_the_x_axis_include_dropped_rollouts(runs):
 
 
 def test_lengths_and_pass_at_k_equal_those_of_the_rows(runs):
-    lengths = plot_lengths(runs, "turns", where={"run_id": "none0"}).frame
-    turns = runs.trajectories({"run_id": "none0", "step": 1}).turns
-    assert lengths.p50[0] == turns.median() and lengths.p90[0] == pytest.approx(np.quantile(turns, 0.9))
+    lengths = plot_lengths(runs, {"run_id": "none0"}).frame
+    tokens = runs.trajectories({"run_id": "none0", "step": 1}).response_tokens
+    assert lengths.p50[0] == tokens.median() and lengths.p90[0] == pytest.approx(np.quantile(tokens, 0.9))
     frame = plot_pass_at_k(runs, (1, 2), where={"step": 4}).frame
     assert len(frame) == 12 and frame.value.between(0, 1).all()
 

@@ -82,7 +82,6 @@ def test_each_failed_or_odd_rollout_has_a_kind_and_its_last_error(runs):
     assert set(found.kind) == set(KINDS)
     assert found.message["a1"] == found.message["b1"] == "NameError: name '…' is not defined"
     assert found.outcome["a1"] == "exception" and found.outcome["e1"] == ""
-    assert found.family["a1"] == "sums" and found.family["c1"] == "products"
 
 
 def test_groups_count_rollouts_problems_and_the_share_that_roc_kept(runs):
@@ -93,7 +92,6 @@ def test_groups_count_rollouts_problems_and_the_share_that_roc_kept(runs):
     )  # fmt: skip
     assert first.share == pytest.approx(4 / 12) and (first.first_step, first.last_step) == (1, 2)
     assert groups.rollouts.sum() == 12
-    assert set(failure_groups(failed_rollouts(runs), by=["family"]).family) == {"sums", "products"}
 
 
 def test_points_of_the_figure_open_their_rollouts(runs):

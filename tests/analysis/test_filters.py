@@ -86,7 +86,7 @@ def test_functions_read_exactly_the_rows_of_the_filter(runs, everything, mapping
             set(analysis.failed_rollouts(runs, where).traj_id) == set(analysis.failed_rollouts(runs).traj_id) & chosen
         )
         assert set(analysis.tool_calls(runs, where).traj_id) <= set(rows.traj_id)
-        assert analysis.outcome_mix(runs, where=where).calls.sum() == rows.outcomes.map(len).sum()
+        assert analysis.plot_outcomes(runs, where).frame.calls.sum() == rows.outcomes.map(len).sum()
         assert analysis.problem_table(runs, where).rollouts.sum() == len(rows)
         assert analysis.count_words(runs, ["check"], where).n.sum() == len(rows)
         assert set(runs.search("answer", where, limit=1000).traj_id) == set(rows.traj_id)
@@ -114,7 +114,6 @@ def test_steps_take_only_filters_of_steps(runs):
 @pytest.mark.slow
 def test_figures_take_every_filter(runs):
     for where in ({"errors": True}, "correct AND step > 1"):
-        assert len(analysis.libraries(runs, where)) <= len(analysis.libraries(runs))
         assert 0 < len(analysis.tool_use(runs, where)) <= len(analysis.tool_use(runs))
         assert set(analysis.token_table(runs, where).traj_id) <= set(runs.trajectories(where).traj_id)
         for plot in (analysis.plot_outcomes, analysis.plot_lengths, analysis.plot_pass_at_k, analysis.plot_tool_use):
