@@ -10,12 +10,16 @@ from helpers.analysis_runs import make_run
 from helpers.run_rows import rows
 from typer.testing import CliRunner
 
+from benchmarks.pretrained import ARMS as PRETRAINED_ARMS
+from benchmarks.pretrained import SEEDS as PRETRAINED_SEEDS
+from benchmarks.pretrained import STEPS, tables
 from benchmarks.recorded import HANDLING, plot_faults, recorded_sums
 from benchmarks.sandbox_faults import fault_arms, handling_differences, handling_table
 from rstar_lab.analysis.ablation import METRICS, ablation_report, ablation_sums, plot_frontier
 from rstar_lab.analysis.runs import open_runs
 from rstar_lab.cli.ablation import app
 from rstar_lab.common.estimates import critical_t, holm, mean_interval, two_sided_p
+from rstar_lab.common.resources import benchmark_file
 from rstar_lab.runs import RunStoreError, RunWriter
 
 pytestmark = pytest.mark.slow
@@ -286,6 +290,27 @@ def test_recorded_faults_support_the_sentences_of_the_page():
     for row, sentence in ((retried, f"`retried` is {text} above"), (masked, f"not shown: {text} over")):
         assert sentence.format(*(100 * row[key] for key in ("difference", "low", "high"))) in page
     assert found.low.min() > -0.105 and found.high.max() < 0.155
+
+
+def test_recorded_runs_of_a_pretrained_model_support_the_page_and_the_readme():
+    sums, held_out = recorded_sums("ablation-pretrained"), pd.read_csv(benchmark_file("ablation-pretrained.csv"))
+    page, readme = (DOCS / "ablation.md").read_text(), (DOCS.parent / "README.md").read_text()
+    for name, table in tables(sums, held_out).items():
+        assert table.strip() in page, name
+    runs = sums.drop_duplicates("run_id")
+    assert list(runs.groupby("arm", sort=False).seed.nunique().items()) == [
+        (arm, len(PRETRAINED_SEEDS)) for arm in PRETRAINED_ARMS
+    ]
+    # Equal numbers of generated rollouts, and equal rollouts of the SFT model in the first step.
+    assert set(sums.groupby("run_id").model_tokens_denominator.sum()) == {192} and sums.step.max() == STEPS
+    first = sums[sums.step == 1].groupby("arm").tool_error_rate_numerator.sum()
+    assert first.nunique() == 1 and f"{first.iloc[0]:.0f} of" in page
+    table = ablation_report(sums, control="RoC (paper)").table.set_index(["arm", "metric"])
+    assert (table.p_holm.dropna() >= 0.05).all()
+    for arm in ("GRPO", "2x at random"):
+        row = table.loc[arm, "held_out"]
+        text = "{:+.1f} points [{:+.1f}, {:+.1f}]".format(*(100 * row[key] for key in ("difference", "low", "high")))
+        assert text in readme
 
 
 def test_the_readme_shows_the_effect_of_roc_as_recorded():
