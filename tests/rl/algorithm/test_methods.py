@@ -112,6 +112,8 @@ def test_trim_keeps_what_is_in_the_cross_entropy_only():
     assert fresh.trajectories == selection.trajectories and share == 0.0
     stale, share = trim(selection, lambda version: True)
     assert stale.trajectories == selection.trajectories and share == 1.0, "the outputs of tools are not stale"
+    gone, _ = trim(select_rollouts(mixed, (ALL, Grpo()), 0), lambda version: True)
+    assert gone.trajectories == [] and [t for t, _ in gone.outside] == mixed, "nothing of them is left to train on"
     classes = selection_metrics(stale)
     assert (classes["class/masked/stale"], classes["class/equal_group"], classes["class/trained"]) == (2, 2, 0)
 
