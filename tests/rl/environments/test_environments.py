@@ -135,6 +135,8 @@ async def test_the_limits_of_turns_and_tokens_hold():
     assert trajectory.stop_reason is StopReason.MAX_TURNS and len(trajectory.turns) == 2
     trajectory, _ = await roll("I say 3", context=context_of(max_response_tokens=15))
     assert trajectory.stop_reason is StopReason.LENGTH and all(trajectory.loss_mask)
+    trajectory, _ = await roll("x" * 500, context=context_of(max_response_tokens=50))
+    assert trajectory.truncated and len(trajectory.response_ids) == 50
 
 
 async def test_a_wrong_call_of_a_tool_counts_against_the_model():
