@@ -263,9 +263,9 @@ def main(parent: int, workers: int, readable: list[str], preload: list[str], fds
             signal.signal(number, signal.SIG_DFL)
     # A new session, because the embedding program handles Ctrl-C in the terminal.
     os.setsid()
-    parent_fd = os.pidfd_open(parent)
     if os.getppid() != parent:
         return
+    parent_fd = os.pidfd_open(parent)
     controls = [socket.socket(fileno=fd) for fd in fds]
     stopping, stop = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.signal(signal.SIGTERM, lambda *_: os.write(stop, b"."))
