@@ -14,7 +14,6 @@ from rstar_lab.analysis import open_runs
 from rstar_lab.analysis.figures import plot_curves
 from rstar_lab.common.estimates import Estimate, Side, format_interval, paired_difference, ratio
 from rstar_lab.common.resources import benchmark_file
-from rstar_lab.rl.demo import TRANSFER_PROBLEMS
 from rstar_lab.runs.reader import RunReader
 
 REAL, SMALL = "smollm2_laptop", "tiny"  # recipes of `demo --real` and of `demo`
@@ -23,23 +22,21 @@ SUMS = ["correct", "samples", "calls_in_correct", "errors_in_correct"]
 
 
 def record(folders: list[Path], recipe: str = REAL) -> pd.DataFrame:
-    """Return the sums of each problem: seed, set ("held_out" or "other"), model, problem, and the columns SUMS."""
+    """Return the sums of each problem: seed, model, problem, and the columns SUMS."""
     parts = []
     for folder in folders:
         seed = RunReader(folder / f"{recipe}-rl").info["recipe"].get("seed")
         for model in MODELS:
-            for run in sorted(folder.glob(f"{recipe}-eval-{model}*")):
-                rows = RunReader(run).read("trajectories").to_pandas()
-                right = rows.reward > 0
-                sums = pd.DataFrame(
-                    {
-                        "problem": rows.problem_id, "correct": right.astype(int), "samples": 1,
-                        "calls_in_correct": rows.calls.where(right, 0), "errors_in_correct": rows.errors.where(right, 0),
-                    }
-                ).groupby("problem", as_index=False).sum()  # fmt: skip
-                name = "held_out" if run.name == f"{recipe}-eval-{model}" else "other"
-                parts.append(sums.assign(seed=seed, set=name, model=model))
-    return pd.concat(parts)[["seed", "set", "model", "problem", *SUMS]].sort_values(["seed", "set", "model", "problem"])
+            rows = RunReader(folder / f"{recipe}-eval-{model}").read("trajectories").to_pandas()
+            right = rows.reward > 0
+            sums = pd.DataFrame(
+                {
+                    "problem": rows.problem_id, "correct": right.astype(int), "samples": 1,
+                    "calls_in_correct": rows.calls.where(right, 0), "errors_in_correct": rows.errors.where(right, 0),
+                }
+            ).groupby("problem", as_index=False).sum()  # fmt: skip
+            parts.append(sums.assign(seed=seed, model=model))
+    return pd.concat(parts)[["seed", "model", "problem", *SUMS]].sort_values(["seed", "model", "problem"])
 
 
 def rate(rows: pd.DataFrame) -> Estimate:
@@ -52,7 +49,7 @@ def gain(table: pd.DataFrame) -> Estimate:
     """Return held-out pass@1 after GRPO-RoC minus that after SFT. The interval covers problems; rows of several seeds are added up."""
 
     def side(model: str) -> Side:
-        rows = table[(table.model == model) & (table.set == "held_out")].groupby("problem")[SUMS].sum()
+        rows = table[table.model == model].groupby("problem")[SUMS].sum()
         return Side(rows.correct.to_numpy()[None], rows.samples.to_numpy()[None])
 
     before, after = side("sft"), side("rl")
@@ -74,18 +71,10 @@ def percent(estimate: Estimate) -> str:
 def held_out_table(table: pd.DataFrame) -> str:
     """Return the rows of the table of held-out problems in Markdown: one for each seed, and the mean."""
     lines = []
-    held_out = table[table.set == "held_out"]
-    for name, rows in [*((str(seed), rows) for seed, rows in held_out.groupby("seed")), ("mean", held_out)]:
+    for name, rows in [*((str(seed), rows) for seed, rows in table.groupby("seed")), ("mean", table)]:
         cells = [percent(rate(rows[rows.model == model])) for model in MODELS]
         lines.append(f"| {name} | {' | '.join(cells)} | {points(gain(rows))} |")
     return "\n".join(lines)
-
-
-def other_table(table: pd.DataFrame) -> str:
-    """Return the row of the first TRANSFER_PROBLEMS problems of GSM8K in Markdown: the mean over seeds."""
-    other = table[table.set == "other"]
-    cells = [percent(rate(other[other.model == model])) for model in MODELS]
-    return f"| GSM8K, first {TRANSFER_PROBLEMS} problems of the test set | {' | '.join(cells)} |"
 
 
 def readme_rows(table: pd.DataFrame) -> str:
@@ -102,7 +91,7 @@ def readme_rows(table: pd.DataFrame) -> str:
 
 def errors(table: pd.DataFrame, model: str) -> tuple[int, int]:
     """Return the failed calls and all calls in correct rollouts on held-out problems."""
-    rows = table[(table.set == "held_out") & (table.model == model)]
+    rows = table[table.model == model]
     return int(rows.errors_in_correct.sum()), int(rows.calls_in_correct.sum())
 
 
@@ -121,4 +110,4 @@ if __name__ == "__main__":
     else:
         recorded = record(runs)
         recorded.to_csv(benchmark_file("smollm2-demo.csv"), index=False)
-        print(held_out_table(recorded), other_table(recorded), *(errors(recorded, model) for model in MODELS), sep="\n")
+        print(held_out_table(recorded), *(errors(recorded, model) for model in MODELS), sep="\n")

@@ -33,7 +33,6 @@ MISTAKES = [
     ("dmeo", 2, "no such command 'dmeo'. Did you mean 'demo'?"),
     ("demo --quick", 2, "no such option: --quick; `"),
     ("demo --real --fast", 1, "--real cannot be combined with --fast"),
-    ("demo --transfer x.jsonl", 1, "--transfer requires --real"),
     ("demo --out a.jsonl", 1, "a.jsonl is a file; give a folder"),
     ("run", 2, "missing argument 'RECIPE'; `"),
     ("run tiny rl.lr=1e-5", 2, "a recipe key is set with --set KEY=VALUE, as in --set rl.lr=1e-4"),
@@ -44,7 +43,7 @@ MISTAKES = [
     ("new widget x", 2, "invalid value for 'PART': 'widget' is not one of"),
     ("init", 1, "init: give --model and --problems, as in"),
     ("init --model a.jsonl --problems a.jsonl", 1, "at least 2 are needed"),
-    ("monitor --port many", 2, "invalid value for '--port': Input should be a valid integer"),
+    ("sandbox serve --port many", 2, "invalid value for '--port': Input should be a valid integer"),
     # recipes and keys
     ("run nosuch", 1, "recipe nosuch: no such file; shipped recipes: evaluate"),
     ("run tny", 1, "did you mean tiny?"),
@@ -160,10 +159,9 @@ def test_a_port_in_use_is_one_line(folder):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        for command in (["monitor"], ["sandbox", "serve"]):
-            done = run(*command, "--port", port, cwd=folder)
-            assert done.returncode == 1 and f"cannot listen on 127.0.0.1:{port}" in one_line(done.stderr)
-            assert "Try another --port" in done.stderr
+        done = run("sandbox", "serve", "--port", port, cwd=folder)
+        assert done.returncode == 1 and f"cannot listen on 127.0.0.1:{port}" in one_line(done.stderr)
+        assert "Try another --port" in done.stderr
 
 
 def test_a_full_disk_is_one_line(tmp_path):

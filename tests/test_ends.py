@@ -42,12 +42,11 @@ await run_recipe(resolve(load_recipe("tiny_fast", {"runs": "runs"}), model=True)
 VERL = "tiny_fast --profile laptop --runs-dir runs --set sft.optimizer=adamw --set sft.schedule=cosine"
 EVALUATE = "evaluate model --problems problems.jsonl --samples 200 --set evaluate.max_response_tokens=900"
 # Per command: arguments of Python; text that it prints once its processes run, or pattern of a file that it has written by then; and how
-# it ends: with 128 plus the signal (STOPPED), also with 0 (SERVICE), or with any code (None). Only the first four take seconds.
+# it ends: with 128 plus the signal (STOPPED), also with 0 (SERVICE), or with any code (None). Only the first three take seconds.
 STOPPED, SERVICE = "stopped", "service"
 COMMANDS = {
     "bench": (f"{CLI} bench scheduler", "bench", STOPPED),
     "view": (f"{CLI} view runs --no-browser", "http", SERVICE),
-    "monitor": (f"{CLI} monitor --port 0 --runs-dir runs", "http", SERVICE),
     "chat": (f"{CLI} chat model --engine transformers", "> ", SERVICE),
     "serve": (f"{CLI} serve model --port 0 --max-model-len 512", "http", SERVICE),
     "evaluate": (f"{CLI} {EVALUATE}", "runs/evaluate-*/run.json", STOPPED),
@@ -56,7 +55,7 @@ COMMANDS = {
     "notebook": ("-m papermill book.ipynb out.ipynb -k python3 --log-output", "runs/*-sft/metrics.jsonl", None),
     "rehearse": (f"{CLI} rehearse tiny_fast --folder rehearsal", "rehearsal/**/metrics.jsonl", STOPPED),
 }
-ROWS = [name if i < 4 else pytest.param(name, marks=pytest.mark.soak) for i, name in enumerate(COMMANDS)]
+ROWS = [name if i < 3 else pytest.param(name, marks=pytest.mark.soak) for i, name in enumerate(COMMANDS)]
 
 
 def marked(mark):

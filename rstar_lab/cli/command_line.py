@@ -44,8 +44,8 @@ EXTRA_OF = {
     "duckdb": "analysis", "pandas": "analysis", "plotly": "analysis", "pyarrow": "analysis", "anywidget": "analysis",
     "papermill": "notebooks", "nbconvert": "notebooks", "jupytext": "notebooks",
     "fastapi": "sandbox", "httpx": "sandbox", "math_verify": "sandbox", "redis": "sandbox", "sympy": "sandbox",
-    "uvicorn": "sandbox", "uvloop": "sandbox", "numpy": "sandbox", "scipy": "sandbox", "prometheus_client": "sandbox",
-    "torch": "cpu", "transformers": "cpu", "tokenizers": "cpu", "safetensors": "cpu", "vllm": "cpu",
+    "uvicorn": "sandbox", "uvloop": "sandbox", "numpy": "sandbox", "scipy": "sandbox",
+    "torch": "cpu", "transformers": "cpu", "tokenizers": "cpu", "safetensors": "cpu", "vllm": "cpu", "prometheus_client": "cpu",
     "ray": "verl", "verl": "verl", "transfer_queue": "verl", "datasets": "hub", "huggingface_hub": "hub", "inspect_ai": "inspect",
     "mcp": "mcp",
 }  # fmt: skip
@@ -60,7 +60,6 @@ COMMANDS: dict[str, dict[str, str | None]] = {
         "report": None,
         "runs": "List, show and compact runs.",
         "ablation": "Compare the arms of an ablation.",
-        "monitor": None,
         "mcp": None,
     },
     "Data": {"data": "Synthesize problems; prepare problems and conversations."},

@@ -23,13 +23,6 @@ def demo(
         bool,
         typer.Option("--real", help="Train SmolLM2-135M-Instruct, a pretrained chat model, on word problems instead."),
     ] = False,
-    transfer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PROBLEMS",
-            help="With --real: also evaluate on these problems, a file or a data set by name. Default: GSM8K's test set.",
-        ),
-    ] = None,
     runs_dir: RunsDir = None,
     out: Annotated[Path, typer.Option(help="Folder for the executed notebook.")] = Path("out"),
     overrides: Overrides = None,
@@ -43,11 +36,11 @@ def demo(
     """
     check_output(out, folder=True)
     from rstar_lab.common.progress import Reporter
-    from rstar_lab.rl.demo import TRANSFER, run_demo
+    from rstar_lab.rl.demo import run_demo
 
-    if (real and fast) or (transfer and not real):
-        raise UserError("demo: --real cannot be combined with --fast, and --transfer requires --real")
+    if real and fast:
+        raise UserError("demo: --real cannot be combined with --fast")
     recipe = read_recipe("smollm2_laptop" if real else "tiny_fast" if fast else "tiny", overrides, runs_dir)
-    result = run_async(run_demo(recipe, out, Reporter(as_json), transfer or (TRANSFER if real else None)))
+    result = run_async(run_demo(recipe, out, Reporter(as_json)))
     if as_json:
         echo(json.dumps(result))

@@ -21,7 +21,6 @@ from rstar_lab.rl.environments.base import ModelMessage
 from rstar_lab.rl.environments.loading import is_environment, load_environment
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.reward import RewardInputs, UserReward, make_reward, warm_up
 from rstar_lab.rl.reward.functions import TIMEOUT_S
 from rstar_lab.rl.section import REWARDS
@@ -242,15 +241,3 @@ def _score_of(reward: str, answer: AnswerFormat) -> Score:
     return UserReward(
         reward, lambda text, _, *, problem: loop.call(roll(text, problem)), frozenset({"problem"}), TIMEOUT_S
     )
-
-
-def require_audit(rl: RlSection, problems: Sequence[Problem]) -> None:
-    """Audit the reward of a recipe on problems. Raise UserError that names the failed checks.
-
-    problems: Those of environments, which have rewards of their own, are left out.
-    """
-    own = [problem for problem in problems if not problem.environment]
-    if failed := [check for check in audit(rl.reward, own, answer=rl.answer).checks if check.failed]:
-        named = ", ".join(f"{check.check} ({check.failed} of {check.n})" for check in failed)
-        remedy = f"see rstar-lab audit {rl.reward} --problems FILE"
-        raise UserError(f"rl.reward_audit: {rl.reward} failed checks: {named}; {remedy}")

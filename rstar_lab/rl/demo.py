@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from rstar_lab.common.estimates import format_interval
 from rstar_lab.common.progress import Reporter
 from rstar_lab.common.resources import resource_folder
 from rstar_lab.hardware.processes import PeakMemory
-from rstar_lab.rl.evaluate_command import load
 from rstar_lab.rl.pipeline import RANDOM_MODEL_SAMPLES, evaluate_model, fine_tune, train
 from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.resolved import resolve
@@ -24,12 +22,10 @@ from rstar_lab.rl.session import RunSession
 from rstar_lab.runs.files import write_json
 from rstar_lab.untrusted.files import read_json
 
-TRANSFER = "openai/gsm8k:test"
-TRANSFER_PROBLEMS = 48
 NOTEBOOK = resource_folder("notebooks") / "00_quickstart.ipynb"
 
 
-async def run_demo(recipe: Recipe, out: Path, reporter: Reporter, transfer: str | None = None) -> dict[str, Any]:
+async def run_demo(recipe: Recipe, out: Path, reporter: Reporter) -> dict[str, Any]:
     """Train, evaluate and write the report. Return the last line of `demo --json`.
 
     If the demo is already finished with the same settings, return its stored result.
@@ -38,14 +34,12 @@ async def run_demo(recipe: Recipe, out: Path, reporter: Reporter, transfer: str 
         recipe: Recipe with an `sft` section and stages.
         out: Folder of the report.
         reporter: Prints progress.
-        transfer: Problems of another kind (`data.sources`), of which the first TRANSFER_PROBLEMS are also evaluated, with
-            one rollout each. If they cannot be read, this part is left out and the reason is printed.
     """
     for package in ("papermill", "nbconvert"):  # for the report; better missed now than after the training
         if importlib.util.find_spec(package) is None:
             raise ModuleNotFoundError(f"No module named {package!r}", name=package)
     stored = recipe.runs / ".demo" / f"{recipe.name}.json"
-    settings = recipe.model_dump(mode="json", exclude={"runs"}) | {"transfer": transfer}
+    settings = recipe.model_dump(mode="json", exclude={"runs"})
     if stored.exists():
         saved = read_json(stored, dict)
         outputs = [Path(saved["result"][key]) for key in ("report", "run", "model_sft", "model_rl")]
@@ -67,7 +61,6 @@ async def run_demo(recipe: Recipe, out: Path, reporter: Reporter, transfer: str 
             trained = await evaluate_model(
                 session, after_rl, problems, "eval-rl", parent={"run": session.run_id("rl"), "step": last}
             )
-            far = await _evaluate_transfer(session, transfer, {"base": base, "sft": after_sft, "rl": after_rl})
             reporter.print_line("writing the report ...")
             # The report is written while the session stops the engines.
             writing = asyncio.create_task(asyncio.to_thread(make_report, recipe, out))
@@ -84,29 +77,11 @@ async def run_demo(recipe: Recipe, out: Path, reporter: Reporter, transfer: str 
         "report": str(report.resolve()),
         "model_sft": str(after_sft.resolve()),
         "model_rl": str(after_rl.resolve()),
-    } | far
+    }
     stored.parent.mkdir(parents=True, exist_ok=True)
     write_json(stored, {"recipe": settings, "result": result})
     print_result(result, reporter)
     return result
-
-
-async def _evaluate_transfer(
-    session: RunSession, source: str | None, models: Mapping[str, Path]
-) -> dict[str, dict[str, list[float]]]:
-    """Return {"transfer": {model: pass@1}} of problems of another kind; empty without them."""
-    if source is None:
-        return {}
-    try:
-        title, problems = load(source, "", TRANSFER_PROBLEMS)
-    except UserError as error:
-        session.reporter.print_line(f"no evaluation on {source}: {error}")
-        return {}
-    results = {}
-    for name, folder in models.items():
-        suffix = f"eval-{name}-{title}"
-        results[name] = (await evaluate_model(session, folder, problems, suffix, samples=1))["pass1"]
-    return {"transfer": results}
 
 
 def make_report(recipe: Recipe, out: Path) -> Path:
@@ -147,15 +122,12 @@ def print_result(result: dict[str, Any], reporter: Reporter) -> None:
     def rate(value: float | None) -> str:
         return "-" if value is None else f"{value:.1%}"
 
-    far = result.get("transfer", {})
-    transfer = "   ".join(f"{name} {format_interval(pass1)}" for name, pass1 in far.items())
-    transfer = f"other problems, pass@1   {transfer}\n" if far else ""
     reporter.print_line(
         f"\nheld-out pass@1   before {format_interval(result['pass1_base'])}"
         f"   after SFT {format_interval(result['pass1_sft'])}   after GRPO-RoC {format_interval(result['pass1_rl'])}\n"
         f"tool errors inside correct trajectories   {rate(result['error_rate_correct_sft'])} -> "
         f"{rate(result['error_rate_correct_rl'])}\n"
-        f"{transfer}{result['seconds']:.0f} s, peak memory {result['peak_memory_gb']:.1f} GB\n\n"
+        f"{result['seconds']:.0f} s, peak memory {result['peak_memory_gb']:.1f} GB\n\n"
         f"report     {result['report']}\n"
         f"notebook   {Path(result['report']).with_suffix('.ipynb')}   (make lab opens JupyterLab)\n"
         f"run        {result['run']}   (rstar-lab report {result['run']} writes a page with its rollouts)\n"

@@ -12,9 +12,8 @@ from rstar_lab.rl.data.sources import load_problems
 from rstar_lab.rl.environments.loading import EnvironmentClass
 from rstar_lab.rl.environments.mixture import Mixture, load_environments
 from rstar_lab.rl.methods.samplers import check_difficulty
-from rstar_lab.rl.methods.user_functions import user_chat_template, user_metric, user_trigger
+from rstar_lab.rl.methods.user_functions import user_chat_template, user_metric
 from rstar_lab.rl.models.sources import get_model
-from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.problems import Problem, ProblemError, without_copies
 from rstar_lab.rl.recipe import CODE_TOOLS, Problems, Recipe, RlSection, Stage
 from rstar_lab.rl.reward import make_reward
@@ -24,8 +23,6 @@ from rstar_lab.rl.scheduling.policies import make_policy
 from rstar_lab.rl.section import REWARDS, TESTS
 from rstar_lab.rl.synthetic import families
 from rstar_lab.rl.tools.registry import make_tools
-
-AUDIT = "rstar_lab.doctor.audit:require_audit"  # loaded only for a recipe with `rl.reward_audit`
 
 
 @dataclass(frozen=True)
@@ -55,20 +52,17 @@ class ResolvedRecipe:
         return make_reward(rl.reward, rl.answer, rl.reward_timeout_s, run)
 
 
-def resolve(
-    recipe: Recipe, *, stages: Sequence[Stage] | None = None, model: bool = False, audit: bool = True
-) -> ResolvedRecipe:
+def resolve(recipe: Recipe, *, stages: Sequence[Stage] | None = None, model: bool = False) -> ResolvedRecipe:
     """Return a recipe with what it names.
 
     Args:
         recipe: The recipe.
         stages: The stages that will be run, whose problems are read. Default: all.
         model: Whether to find the model, and to download one that is named.
-        audit: Whether to audit the reward, if `rl.reward_audit` is set.
 
     Raises:
-        UserError: If a function, a file or an environment does not exist or does not fit, if a problem is also in an
-            evaluation set, or if the reward fails the audit.
+        UserError: If a function, a file or an environment does not exist or does not fit, or if a problem is also in an
+            evaluation set.
     """
     chosen = recipe.stages if stages is None else stages
     load_functions(recipe)
@@ -83,8 +77,6 @@ def resolve(
     problems = {stage.name: read_stage_problems(recipe, stage, excluded) for stage in chosen}
     first = next((problem for part in problems.values() for problem in part if not problem.environment), None)
     make_reward(recipe.rl.reward, recipe.rl.answer, info=first.info if first else None)  # it may read names in `info`
-    if audit and recipe.rl.reward_audit and chosen and chosen[0] == recipe.stages[0]:
-        load_named(AUDIT, "rl.reward_audit")(recipe.rl, problems[chosen[0].name])
     return ResolvedRecipe(recipe, held_out, problems, load_environments(recipe.rl))
 
 
@@ -106,8 +98,6 @@ def load_functions(recipe: Recipe) -> dict[str, str]:
     for rl in (recipe.rl, *map(recipe.settings, recipe.stages)):
         _ = rl.loss_config, [user_metric(name) for name in rl.metrics]
     for stage in recipe.stages:
-        if stage.hand_off and stage.hand_off.trigger:
-            user_trigger(stage.hand_off.trigger)
         for section in recipe.stage_problems(stage):
             if spec := section.synthetic:
                 own = [name for name in spec.families or () if name not in (*families.FAMILIES, *families.WORDS)]

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from rstar_lab.sandbox.service import Service
 
 OPEN_PATHS = frozenset({"/", "/ping"})
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of Prometheus metrics
 # Key of a scope: a function that is called when a request has the token.
 ON_AUTHENTICATED = "rstar_lab.on_authenticated"
 # Seconds in which a client must have sent its whole request body.
@@ -40,13 +39,12 @@ class BusyError(HTTPException):
         super().__init__(503 if stopping else 429, f"{state}; try again in {RETRY_AFTER_S} s", headers)
 
 
-def check_exposure(host: str, token: str | None, remedy: str = "") -> None:
-    """Raise UserError if the service would listen beyond this machine without a token. remedy: how to set a token."""
+def check_exposure(host: str, token: str | None) -> None:
+    """Raise UserError if the service would listen beyond this machine without a token."""
     if host not in LOOPBACK and not token:
-        remedy = remedy or "set RSTAR_LAB_SANDBOX_TOKEN, or give --token-file"
         raise UserError(
-            f"--host {host} is reachable from other machines, so a token is required: {remedy} "
-            "(clients send it as `Authorization: Bearer TOKEN`)"
+            f"--host {host} is reachable from other machines, so a token is required: set RSTAR_LAB_SANDBOX_TOKEN, or give "
+            "--token-file (clients send it as `Authorization: Bearer TOKEN`)"
         )
     if token is not None and len(token) < 16:
         raise UserError("the token must have at least 16 characters; `openssl rand -hex 32` prints one")
@@ -74,11 +72,10 @@ class AccessMiddleware:
     name (DNS rebinding), and a POST request must contain JSON (forms of other sites).
 
     max_body: largest body of one request, in bytes. service: limits the bytes of all requests, counted as they arrive.
-    None: they are not limited.
     """
 
     def __init__(
-        self, app: ASGIApp, *, token: str | None, max_body: int, loopback_only: bool, service: "Service | None" = None
+        self, app: ASGIApp, *, token: str | None, max_body: int, loopback_only: bool, service: "Service"
     ) -> None:
         self.app = app
         self.service = service
@@ -105,8 +102,7 @@ class AccessMiddleware:
         except BusyError as error:
             await refuse(send, error.status_code, error.detail, [(b"retry-after", b"%d" % RETRY_AFTER_S)])
         finally:
-            if self.service:
-                self.service.hold_bytes(-body.reserved)
+            self.service.hold_bytes(-body.reserved)
 
     def refusal(self, scope: Scope, headers: dict[bytes, bytes], authentic: bool) -> tuple[int, str] | None:
         """Return the status and message of a request that must not be answered; else None."""
@@ -130,7 +126,7 @@ class AccessMiddleware:
 class LimitedBody:
     """Reads a request body and enforces limits on its bytes and on the time it takes to arrive."""
 
-    def __init__(self, receive: Receive, service: "Service | None", max_body: int) -> None:
+    def __init__(self, receive: Receive, service: "Service", max_body: int) -> None:
         self._receive = receive
         self._service = service
         self._max_body = max_body
@@ -140,7 +136,7 @@ class LimitedBody:
 
     def reserve(self, size: int) -> None:
         """Reserve bytes of the service so that `size` bytes are reserved in total. Raises BusyError if there is no room."""
-        if self._service and size > self.reserved:
+        if size > self.reserved:
             self._service.reserve_bytes(size - self.reserved)
             self.reserved = size
 

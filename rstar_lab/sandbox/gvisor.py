@@ -135,11 +135,6 @@ class GvisorPool:
         self._closed = False
 
     @property
-    def zygotes(self) -> int:
-        """Containers that are idle."""
-        return sum(map(len, self._idle.values()))
-
-    @property
     def alive(self) -> bool:
         return not self._closed
 

@@ -34,15 +34,6 @@ from rstar_lab.sandbox.supervisor_pool import (
 
 ATTEMPTS = 4
 RETRY_PAUSE_S = 0.05
-# retry: a call runs again because its supervisor died. supervisor_unresponsive: a supervisor did not answer in time and was killed.
-EVENTS = (
-    "retry",
-    "supervisor_died",
-    "supervisor_unresponsive",
-    "zygotes_restarted",
-    "session_refused",
-    "session_forked",
-)
 log = logging.getLogger(__name__)
 
 
@@ -78,7 +69,7 @@ class LocalSandbox(Sandbox):
         self.isolation = check_isolation(isolation)
         self._view = View([check_readable(path) for path in readable], list(preload))
         self.outcomes: Counter[Outcome] = Counter()
-        self.events: Counter[str] = Counter(dict.fromkeys(EVENTS, 0))
+        self.events: Counter[str] = Counter()  # failures of processes of the sandbox
         self._scheduler = Scheduler(self.workers)
         self._sessions = Sessions(limits.session_idle_s, limits.max_sessions)
         self._pool: Pool | None = None
@@ -88,11 +79,10 @@ class LocalSandbox(Sandbox):
 
     @property
     def gauges(self) -> dict[str, int]:
-        """Calls in the queue, workers, zygotes that are ready, and live sessions."""
+        """Calls in the queue, workers and live sessions."""
         return {
             "queue_depth": self._scheduler.depth,
             "workers": self.workers,
-            "zygotes": self._pool.zygotes if self._pool else 0,
             "sessions": len(self._sessions),
         }
 
@@ -143,7 +133,6 @@ class LocalSandbox(Sandbox):
                 request = make_request(Call("", timeout_s=ANSWER_S, session=session), self.limits)
                 on_waiting = partial(self._scheduler.mark_waiting, slot)
                 names = await Forker(pool, self._sessions, request, on_waiting).fork(original, n)
-                self.events["session_forked"] += n
                 return names
         finally:
             self._sessions.done(original)

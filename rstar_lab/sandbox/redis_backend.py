@@ -6,7 +6,6 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Self
@@ -45,9 +44,6 @@ class Pending:
 
 class RedisBackend:
     """Runs work on the workers of a Redis, which are started with `rstar-lab sandbox worker`."""
-
-    # The workers have the zygotes, the sessions and the counts of events; this process has none.
-    events: Mapping[str, int] = {}
 
     def __init__(self, url: str, *, wait_s: float) -> None:
         """wait_s: longest time in seconds that a call waits for a worker."""

@@ -43,7 +43,7 @@ class LocalBackend:
     """Backend that runs code in a LocalSandbox, and verifies answers in threads that wait for killable processes."""
 
     def __init__(self, sandbox: LocalSandbox) -> None:
-        self.sandbox, self.events = sandbox, sandbox.events
+        self.sandbox = sandbox
         self.workers = sandbox.workers
         # Calls that a worker takes from Redis at once: enough to keep all cores busy, few enough to share the load.
         self.prefetch_limit = 4 * self.workers + 8

@@ -9,14 +9,13 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from prometheus_client import generate_latest
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import code_judge, sandbox_fusion
-from rstar_lab.sandbox.access import CONTENT_TYPE, AccessMiddleware
+from rstar_lab.sandbox.access import AccessMiddleware
 from rstar_lab.sandbox.call import FORBID, OutputDecoder, failure
 from rstar_lab.sandbox.limits import MAX_STDIN_BYTES, MAX_TIMEOUT_S
 from rstar_lab.sandbox.service import Service
@@ -132,7 +131,7 @@ def make_app(
     @app.get("/status", tags=["code-judge"], response_model=code_judge.Status)
     async def status() -> Response:
         gauges = service.backend.gauges
-        return reply({"queue": gauges["queue_depth"], "num_workers": gauges["workers"]})
+        return reply({"queue": gauges["queue_depth"], "num_workers": gauges["workers"], "in_flight": service.calls})
 
     def add_code_judge(path: str, *, outputs: bool) -> None:
         @app.post(path, tags=["code-judge"], response_model=code_judge.SubmissionResult)
@@ -165,10 +164,6 @@ def make_app(
         service.admit(len(body.calls))
         lines = result_lines(service, body.calls, stream=body.stream)
         return StreamingResponse(lines, media_type="application/x-ndjson")
-
-    @app.get("/metrics", tags=["operation"], response_class=Response)
-    async def metrics() -> Response:
-        return Response(generate_latest(service.registry), media_type=CONTENT_TYPE)
 
     return app
 

@@ -244,10 +244,6 @@ class SupervisorPool:
         self._ready: dict[str, asyncio.Future[bool]] = {}
 
     @property
-    def zygotes(self) -> int:
-        return sum(future.done() and not future.cancelled() and future.result() for future in self._ready.values())
-
-    @property
     def alive(self) -> bool:
         return self._process is not None and not self._broken and self._process.poll() is None
 

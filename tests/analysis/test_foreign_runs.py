@@ -16,7 +16,6 @@ from rstar_lab.analysis import inspect, measure, open_runs, overview
 from rstar_lab.analysis.inspector.notes import NOTES, VIEWS, read_notes, write_note
 from rstar_lab.analysis.report import report_html
 from rstar_lab.cli.command_line import app
-from rstar_lab.cli.exporter import RunCollector
 from rstar_lab.common.errors import UserError
 from rstar_lab.doctor import doctor
 from rstar_lab.exchange.mcp_server import remote_tools
@@ -349,8 +348,6 @@ def test_one_broken_run_ends_no_list(run, way):
     assert listed.exit_code == 0 and "finished" in listed.output, listed.output
     rows = {row.run_id: row.state for row in overview(root).rows}
     assert rows["a"] == "finished" and len(rows) == 2
-    names = {sample.labels["run"] for family in RunCollector(root).collect() for sample in family.samples}
-    assert "a" in names
     unreadable = way in ("json", "deep", "id", "binary", "nested", "holes")
     with pytest.warns(UserWarning) if unreadable else contextlib.nullcontext():
         table = open_runs(root).runs()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from benchmarks.real_demo import errors, gain, held_out_table, other_table, percent, points, rate, readme_rows
+from benchmarks.real_demo import errors, gain, held_out_table, percent, points, rate, readme_rows
 from rstar_lab.common.resources import benchmark_file
 
 ROOT = Path(__file__).parents[2]
@@ -13,11 +13,10 @@ ROOT = Path(__file__).parents[2]
 def test_results_in_the_docs_equal_the_recorded_ones():
     table = pd.read_csv(benchmark_file("smollm2-demo.csv"))
     page, readme = ((ROOT / name).read_text() for name in ("docs/get-started.md", "README.md"))
-    held_out = table[table.set == "held_out"]
-    assert (held_out.groupby(["seed", "model"]).problem.nunique() == 64).all() and held_out.problem.nunique() == 64
-    assert held_out_table(table) in page and other_table(table) in page
+    assert (table.groupby(["seed", "model"]).problem.nunique() == 64).all() and table.problem.nunique() == 64
+    assert held_out_table(table) in page
     for model in ("base", "sft", "rl"):
-        assert percent(rate(held_out[held_out.model == model])) in readme
+        assert percent(rate(table[table.model == model])) in readme
     assert points(gain(table)) in page and points(gain(table)) in readme
     for model in ("sft", "rl"):
         failed, calls = errors(table, model)

@@ -1,8 +1,6 @@
 """The Compose file: it follows the schema, keeps secrets and ports in, and its commands work together on this machine."""
 
 import asyncio
-import contextlib
-import json
 import os
 import re
 import shutil
@@ -41,9 +39,7 @@ def test_calls_and_results_in_redis_are_signed():
 
 
 def test_secrets_come_from_variables_and_ports_listen_on_loopback():
-    assert set(SECRETS) == {
-        "REDIS_PASSWORD", "SANDBOX_KEY", "SANDBOX_TOKEN", "JUPYTER_TOKEN", "MONITOR_TOKEN", "GRAFANA_PASSWORD",
-    }  # fmt: skip
+    assert set(SECRETS) == {"REDIS_PASSWORD", "SANDBOX_KEY", "SANDBOX_TOKEN", "JUPYTER_TOKEN"}
     assert set(re.findall(r"\$\{(\w+)", TEXT)) == set(SECRETS)
     for name, service in SERVICES.items():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
@@ -51,25 +47,12 @@ def test_secrets_come_from_variables_and_ports_listen_on_loopback():
     assert COMPOSE["networks"]["calls"]["internal"] is True, "programs of the model must not reach the network"
 
 
-def test_files_volumes_and_scraped_services_exist():
+def test_files_and_volumes_exist():
     for service in SERVICES.values():
         for volume in service.get("volumes", ()):
             source = volume.split(":")[0]
             assert (CLUSTER / source).exists() if source.startswith("./") else source in COMPOSE["volumes"]
         assert set(service.get("networks", ())) <= set(COMPOSE["networks"])
-        assert {config["source"] for config in service.get("configs", ())} <= set(COMPOSE["configs"])
-    configs = {name: yaml.safe_load(config["content"]) for name, config in COMPOSE["configs"].items()}
-    ports = {
-        name: SERVICES[name]["command"][SERVICES[name]["command"].index("--port") + 1]
-        for name in ("sandbox", "monitor")
-    }
-    targets = {
-        t for job in configs["prometheus"]["scrape_configs"] for c in job["static_configs"] for t in c["targets"]
-    }
-    assert targets == {f"{name}:{port}" for name, port in ports.items()}
-    dashboard = json.loads((CLUSTER / "monitoring" / "grafana.json").read_text())
-    kinds = {variable["query"] for variable in dashboard["templating"]["list"] if variable["type"] == "datasource"}
-    assert kinds == {source["type"] for source in configs["datasource"]["datasources"]}
 
 
 def free_port() -> int:
@@ -80,10 +63,10 @@ def free_port() -> int:
 
 @pytest.mark.slow
 def test_the_commands_work_together(tmp_path):
-    """Redis, sandbox, worker and monitor with the commands and variables of the file; service names become 127.0.0.1."""
+    """Redis, sandbox and worker with the commands and variables of the file; service names become 127.0.0.1."""
     if shutil.which("redis-server") is None:
         pytest.skip("REDIS IS NOT TESTED: redis-server is not installed (`make services` installs it where it may)")
-    ports = {"6379": str(free_port()), "8088": str(free_port()), "9400": str(free_port())}
+    ports = {"6379": str(free_port()), "8088": str(free_port())}
 
     def here(text: str) -> str:
         for name, value in SECRETS.items():
@@ -92,7 +75,7 @@ def test_the_commands_work_together(tmp_path):
         text = text.replace("/etc/redis.conf", f"{CLUSTER / 'redis.conf'} --port 6379 --dir {tmp_path}")
         for port, free in ports.items():
             text = re.sub(rf"\b{port}\b", free, text)
-        return text.replace('"* -::*"', "127.0.0.1").replace("/opt/rstar_lab/runs", str(tmp_path))
+        return text.replace('"* -::*"', "127.0.0.1")
 
     def start(name: str) -> subprocess.Popen[bytes]:
         # --strict needs every isolation layer, which the machine of the test may lack.
@@ -111,21 +94,9 @@ def test_the_commands_work_together(tmp_path):
     processes = [start("redis")]
     try:
         time.sleep(1)
-        processes += [start(name) for name in ("sandbox", "worker", "monitor")]
+        processes += [start(name) for name in ("sandbox", "worker")]
         assert asyncio.run(call()) == "42\n"
-        for name, port in (("sandbox", "8088"), ("monitor", "9400")):
-            token = SECRETS[f"{name.upper()}_TOKEN"]
-            deadline = time.monotonic() + 30
-            while time.monotonic() < deadline:
-                with contextlib.suppress(httpx.ConnectError):
-                    found = httpx.get(
-                        f"http://127.0.0.1:{ports[port]}/metrics", headers={"Authorization": f"Bearer {token}"}
-                    )
-                    break
-                time.sleep(0.2)
-            assert found.status_code == 200 and "rstar_lab" in found.text
-            if name == "sandbox":
-                assert httpx.get(f"http://127.0.0.1:{ports[port]}/metrics").status_code == 401
+        assert httpx.get(f"http://127.0.0.1:{ports['8088']}/status").status_code == 401
     finally:
         for process in reversed(processes):
             process.terminate()

@@ -24,7 +24,6 @@ USED = {
     "rl.correction": {"type": OWN},
     "rl.environments": [{"name": "own", "environment": OWN}],
     "stages.0.rl": {"method": {"loss": OWN}},
-    "stages.0.hand_off": {"trigger": OWN},
 }
 
 

@@ -19,7 +19,7 @@ QUICK = settings(
 )
 
 
-OPERATIONS = [("GET", "/"), ("GET", "/ping"), ("GET", "/status"), ("GET", "/metrics"), ("POST", "/run"), ("POST", "/run/batch"),
+OPERATIONS = [("GET", "/"), ("GET", "/ping"), ("GET", "/status"), ("POST", "/run"), ("POST", "/run/batch"),
               ("POST", "/run/long-batch"), ("POST", "/judge"), ("POST", "/judge/batch"), ("POST", "/judge/long-batch"),
               ("POST", "/run_code"), ("POST", "/calls")]  # fmt: skip
 

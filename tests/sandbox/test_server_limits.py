@@ -21,7 +21,6 @@ from rstar_lab.sandbox.service import Service
 class EchoBackend:
     """A backend that returns the code of a call as its output."""
 
-    events: ClassVar[dict[str, int]] = {}
     gauges: ClassVar[dict[str, int]] = {"queue_depth": 0, "workers": 1}
 
     async def run(self, work, on_output=None) -> CallResult:

@@ -25,8 +25,7 @@ from rstar_lab.sandbox.launch import serving
 @pytest.fixture(autouse=True)
 def state(tmp_path, monkeypatch):
     """A folder of token files for this test."""
-    for name in ("RSTAR_LAB_SANDBOX_TOKEN", "RSTAR_LAB_MONITOR_TOKEN"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("RSTAR_LAB_SANDBOX_TOKEN", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return tmp_path / "state" / "rstar-lab" / "tokens"
 
@@ -232,7 +231,7 @@ async def test_a_burst_of_600_connections_loses_none(wait_s):
     """Of a burst of new connections, those beyond 128 were closed before they could send the token."""
     with serving("serve", "--port", "0", "--workers", "1") as ready:
         token = Path(ready["token_file"]).read_text()
-        head = f"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
+        head = f"GET /status HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
         connections = [connect(ready["url"]) for _ in range(600)]
         await asyncio.sleep(wait_s)
         for connection in connections:

@@ -15,7 +15,6 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from rstar_lab.cli.command_line import app
-from rstar_lab.cli.exporter import RunCollector
 from rstar_lab.cli.shared import fail
 from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.chat.events import Event, Kind
@@ -97,23 +96,6 @@ def test_one_damaged_run_does_not_end_the_list(runs, line):
     (runs / "hostile" / "metrics.jsonl").write_text(f"{line}\n")
     done = CliRunner().invoke(app, ["runs", "list", "--json", "--runs-dir", str(runs)])
     assert done.exit_code == 0 and len(done.stdout.splitlines()) == 2, done.output
-
-
-@pytest.mark.parametrize("values", [{}, *WRONG])
-def test_the_monitor_exports_the_other_runs(runs, values):
-    from prometheus_client import CollectorRegistry, generate_latest
-
-    for name in ("good", "hostile"):
-        change(runs / name, status="finished")
-        path = runs / name / "metrics.jsonl"
-        path.write_text(path.read_text())  # the exporter leaves out runs that ended long ago
-    change(runs / "hostile", **values)
-    path = runs / "hostile" / "metrics.jsonl"
-    path.write_text(path.read_text() + json.dumps({"stage": 5, "step": 10**6, HOSTILE: 1.0}) + "\n")
-    registry = CollectorRegistry()
-    registry.register(RunCollector(runs))
-    text = generate_latest(registry).decode()
-    assert 'rstar_lab_run_step{run="good"}' in text
 
 
 def test_rescore_prints_answers_without_control_sequences(monkeypatch, runs):

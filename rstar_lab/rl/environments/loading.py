@@ -9,10 +9,9 @@ from typing import Any
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.environments.base import Environment, EnvironmentFailure, MalformedResult, total_reward
 from rstar_lab.rl.environments.episode import Episode
-from rstar_lab.rl.environments.inspect_task import InspectTask, is_task
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.reward.foreign import parameters_of, registry_type
+from rstar_lab.rl.reward.foreign import is_scorer, parameters_of
 from rstar_lab.rl.tools.base import Tool, ToolResult, tool_name
 from rstar_lab.rl.tools.registry import by_name, load_tools
 from rstar_lab.rl.tools.user import UserTool
@@ -146,12 +145,11 @@ class EnvironmentClass:
 
 
 def is_environment(loaded: Any) -> bool:
-    """Return whether an object makes environments: a task of Inspect, a class, or what is called without arguments. A reward does
-    not."""
-    if not callable(loaded) or registry_type(loaded) == "scorer":
+    """Return whether an object makes environments: a class, or what is called without arguments. A reward does not."""
+    if not callable(loaded) or is_scorer(loaded):
         return False
     accepts_any = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters_of(loaded))
-    return is_task(loaded) or isinstance(loaded, type) or not (accepts_any or _required_arguments(loaded))
+    return isinstance(loaded, type) or not (accepts_any or _required_arguments(loaded))
 
 
 def _required_arguments(loaded: Any) -> list[str]:
@@ -162,11 +160,9 @@ def _required_arguments(loaded: Any) -> list[str]:
 def load_environment(name: str, target: str, time_limit_s: float) -> EnvironmentClass:
     """Load the environment that `target` names as `module:name`. Raises UserError.
 
-    `name` is a class, a function that returns an instance, or an Inspect task.
+    `name` is a class, or a function that returns an instance.
     """
     loaded = load_named(target, f"rl.environments.{name}.environment")
-    if is_task(loaded):
-        return EnvironmentClass(name, InspectTask(target, loaded), time_limit_s)
     if not callable(loaded):
         raise UserError(f"rl.environments.{name}.environment: {target} is a {type(loaded).__name__}; expected a class")
     if required := _required_arguments(loaded):

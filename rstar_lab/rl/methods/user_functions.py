@@ -4,7 +4,7 @@ Each process that calls a function loads it from the working directory. The retu
 function: an invalid result raises UserError whose message starts with the recipe key.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,12 +85,6 @@ def user_metric(name: str) -> Callable[[Sequence[Trajectory]], float | None]:
         return None if value is None else finite_number(value, f"rl.metrics: {name}")
 
     return checked
-
-
-def user_trigger(name: str) -> Callable[[Sequence[Mapping[str, Any]]], bool]:
-    """Return the trigger of a hand-off: (metrics of each step of the stage so far) -> whether to end the stage."""
-    trigger = load_function(name, "hand_off.trigger", ("steps",))
-    return lambda lines: bool(trigger(lines))
 
 
 def _same_shape(value: Any, mask: Any, where: str) -> Any:

@@ -13,12 +13,12 @@ from rstar_lab.rl.recipe.rl import RlSection
 from rstar_lab.rl.recipe.services import EngineSection, EvaluateSection, SandboxSection
 from rstar_lab.rl.recipe.sft import SftSection
 from rstar_lab.rl.renderers.base import PromptStyle
-from rstar_lab.rl.section import Function, Positive, Section, merged
+from rstar_lab.rl.section import Positive, Section, merged
 
 # Keys whose values may be functions of the user.
 FUNCTION_KEYS = (
     "chat_template", "environment", "families", "loss", "metrics", "penalties", "reward", "roc_penalties", "rule", "scheduler", "tools",
-    "trigger", "type",
+    "type",
 )  # fmt: skip
 
 
@@ -32,14 +32,11 @@ class HandOff(Section):
     `window` steps before."""
     window: Positive = 10
     """Number of steps in the averages of `solved_groups` and `truncation_plateau`. Default: our choice."""
-    trigger: Function | None = None
-    """Your own `module:function`, which receives the metrics of the stage's steps; the stage ends when it returns true
-    (docs/extending.md)."""
 
     @model_validator(mode="after")
     def _check_condition(self) -> "HandOff":
-        if self.solved_groups is None and self.truncation_plateau is None and self.trigger is None:
-            raise ValueError("give at least one of solved_groups, truncation_plateau and trigger")
+        if self.solved_groups is None and self.truncation_plateau is None:
+            raise ValueError("give at least one of solved_groups and truncation_plateau")
         return self
 
 
@@ -194,7 +191,7 @@ class Recipe(Section):
                     "rl.schedule.type: async is not supported with engine.kind: server, which does not report the weights of "
                     "each token; set rl.schedule={type: one_step_off}"
                 )
-            for key in ("prompt", "tools", "reward", "reward_audit", "answer", "lora", "environments"):
+            for key in ("prompt", "tools", "reward", "answer", "lora", "environments"):
                 if getattr(settings, key) != getattr(self.rl, key):
                     raise ValueError(f"stages.{stage.name}.{key}: cannot differ between stages; set rl.{key}")
         return self

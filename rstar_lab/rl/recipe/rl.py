@@ -214,7 +214,7 @@ class EnvironmentEntry(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
     """Name of the environment, unique in the recipe. It is used in problem files, metrics and curves."""
     environment: str | None = None
-    """`module:name` of your environment class or an Inspect task (docs/environments.md). Default: none;
+    """`module:name` of your environment class (docs/environments.md). Default: none;
     the entry is defined by `tools` and `reward`."""
     problems: Problems | None = None
     """Training problems. Default: the problems of the stage that name this environment."""
@@ -292,9 +292,6 @@ class RlSection(Section):
     in microsoft/rStar. `tests`: 1 if the final program passes the hidden test cases of its problem, else 0 (docs/data.md).
     Or your own `module:function` of (text of the model, true answer), or one written for TRL
     (docs/own-tools.md). Cannot differ between stages."""
-    reward_audit: bool = False
-    """Try the reward on problems of the first stage before anything else, as `rstar-lab audit` does. A failed check ends the run with
-    an error. Cannot differ between stages."""
     reward_timeout_s: float = Field(60.0, gt=0)
     """Time limit of one call of your own reward function in seconds. A call that takes longer stops the run with an error.
     Default: our choice."""

@@ -31,7 +31,7 @@ def adapt_foreign(
     parameters, or a `Rubric` of verifiers (up to 0.1). The text is the only turn after the question.
     info: names in the `info` of the problems, if they are known. Raises UserError if it needs more than that.
     """
-    if registry_type(target) == "scorer":
+    if is_scorer(target):
         return _inspect_scorer(name, target, answer_format)
     if "verifiers" in sys.modules and isinstance(target, getattr(sys.modules["verifiers"], "Rubric", ())):
         return _verifiers_rubric(target)
@@ -124,16 +124,16 @@ def _ignore(*_: Any, **__: Any) -> None:
     """Log nothing."""
 
 
-def registry_type(target: Any) -> str | None:
-    """Return the type under which Inspect registers an object, such as `task` or `scorer`; None if it does not."""
+def is_scorer(target: Any) -> bool:
+    """Return whether an object is a scorer of Inspect, or a `@scorer` function."""
     if "inspect_ai" not in sys.modules:  # if inspect_ai was not imported, the object cannot be of it
-        return None
+        return False
     from inspect_ai.util import registry_info
 
     try:
-        return registry_info(target).type
+        return registry_info(target).type == "scorer"
     except ValueError:
-        return None
+        return False
 
 
 def _inspect_scorer(name: str, target: Any, answer_format: AnswerFormat) -> Callable[..., Any]:

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.evaluation import Generate, store_evaluation
-from rstar_lab.rl.methods.user_functions import user_trigger
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import DifficultyFilter, HandOff, Recipe, Stage
 from rstar_lab.runs.files import atomic_write
@@ -53,8 +52,6 @@ def hand_off_trigger(rule: HandOff, lines: Sequence[Mapping[str, Any]]) -> str |
     count = len(lines)
     if rule.solved_groups is not None and count >= rule.window and mean("solved_groups", count) >= rule.solved_groups:
         return "solved_groups"
-    if rule.trigger is not None and count and user_trigger(rule.trigger)(lines):
-        return rule.trigger
     if rule.truncation_plateau is None or count < 2 * rule.window:
         return None
     if not any(line["truncated"] for line in lines):  # a higher limit would change nothing

@@ -64,8 +64,8 @@ class Settings:
 
     @cached_property
     def resolved(self) -> ResolvedRecipe:
-        """The recipe with the problems of this stage. `train.train_stage` alone audits the reward."""
-        return resolve(self.recipe, stages=[self.stage], audit=False)
+        """The recipe with the problems of this stage."""
+        return resolve(self.recipe, stages=[self.stage])
 
     @cached_property
     def problems(self) -> Sequence[Problem]:

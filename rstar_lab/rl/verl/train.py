@@ -22,7 +22,6 @@ from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.models.model_folder import starting_model
 from rstar_lab.rl.overrides import load_recipe, parse_overrides
 from rstar_lab.rl.recipe import Recipe
-from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.rollout.checks import MAX_PROMPT_TOKENS, overlong_message, split_overlong
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.session import tool_maker
@@ -118,7 +117,6 @@ def train_stage(settings: Settings, profile: Profile, start: Path, extra: dict[s
     from verl.utils.config import validate_config
     from verl.utils.device import auto_set_device
 
-    settings.__dict__["resolved"] = resolve(settings.recipe, stages=[settings.stage])  # with the audit of the reward
     drop_overlong(settings, model_before(settings, start))
     write_placeholder_rows(settings.run_dir / PLACEHOLDER_ROWS, settings.rl.problems_per_step)
     config = compose(overrides(settings, profile, model_before(settings, start), extra))

@@ -1,23 +1,22 @@
-"""Tasks of the real Inspect library as environments: the problems of their samples, and the values of their scorers."""
+"""Tasks of the real Inspect library as environments (examples/inspect_task.py): their problems, and the values of their scorers."""
 
 import asyncio
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from helpers.scripted_engine import ScriptedEngine
 
 pytest.importorskip("inspect_ai")
 
-from helpers import inspect_tasks
 from helpers.inspect_tasks import sums
 from inspect_ai import eval
 from inspect_ai.model import ModelOutput, get_model
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.data.sources import load_problems
-from rstar_lab.rl.environments.inspect_task import InspectTask, is_task
-from rstar_lab.rl.environments.loading import load_environment
+from rstar_lab.rl.environments.loading import EnvironmentClass
 from rstar_lab.rl.environments.mixture import RunEnvironment
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.recipe import LimitsSection
@@ -26,13 +25,17 @@ from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.trajectory import StopReason
 
+sys.path.append(str(Path(__file__).parents[3] / "examples"))
+from inspect_task import InspectTask
+
 TOKENIZER = train_tokenizer(["what is the sum of these two numbers"], 300)
 
 
 def roll(turn, sample):
     """Return the rollout of one turn on a sample of `sums`."""
-    environment = load_environment("sums", "helpers.inspect_tasks:sums", time_limit_s=30)
-    problem = next(p for p in InspectTask("t:sums", sums).problems() if p.info["sample"] == sample)
+    task = InspectTask("helpers.inspect_tasks:sums")
+    environment = EnvironmentClass("sums", task, time_limit_s=30)
+    problem = next(p for p in task.problems() if p.info["sample"] == sample)
     own = RunEnvironment(environment.tools, lambda text, answer: 0.0, environment, {})
     context = RolloutContext(
         Codec(TOKENIZER, {}), {}, lambda text, answer: 0.0, LimitsSection(max_response_tokens=4000)
@@ -76,7 +79,7 @@ def test_the_reward_and_metrics_are_those_of_inspects_eval(turn, sample, expecte
 
 
 def test_a_sample_is_a_question_with_its_choices_and_messages():
-    first, second, third = InspectTask("my_tasks:sums", sums).problems()
+    first, second, third = InspectTask("helpers.inspect_tasks:sums").problems()
     assert (first.problem_id, first.question, first.answer) == ("sums-two", "What is 1 + 1?", "2")
     assert second.question == "please: Which is even?\nA) 1\nB) 2" and second.answer == "B | 2"
     assert third.question == "Be brief.\n\nWhat is 3 + 4?"
@@ -84,14 +87,10 @@ def test_a_sample_is_a_question_with_its_choices_and_messages():
     assert "Which is even?\nA) 1\nB) 2" in prompt
 
 
-def test_only_task_functions_are_inspect_tasks():
-    assert is_task(sums) and not is_task(inspect_tasks.style) and not is_task(len) and not is_task(InspectTask)
-
-
 @pytest.mark.parametrize(("made", "message"), [("boxed", "sandbox of Inspect"), ("unscored", "has no scorer")])
 def test_a_task_that_cannot_run_here_is_refused(made, message):
     with pytest.raises(UserError, match=message):
-        InspectTask("t:x", getattr(inspect_tasks, made))
+        InspectTask(f"helpers.inspect_tasks:{made}")
 
 
 @pytest.mark.slow
@@ -102,7 +101,12 @@ def test_the_command_writes_the_problems(tmp_path):
         "    return Task(dataset=MemoryDataset([Sample(input='1+1?', target='2')]), scorer=match())\n"
     )
     (tmp_path / "my_tasks.py").write_text(source)
-    command = [sys.executable, "-m", "rstar_lab.rl.environments.inspect_task", "my_tasks:sums", "sums.jsonl"]
+    command = [
+        sys.executable,
+        Path(__file__).parents[3] / "examples" / "inspect_task.py",
+        "my_tasks:sums",
+        "sums.jsonl",
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert [p.question for p in load_problems(tmp_path / "sums.jsonl")] == ["1+1?"]

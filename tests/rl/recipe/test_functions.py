@@ -61,7 +61,7 @@ def recipe_of(**keys):
 
 @pytest.mark.slow
 def test_all_examples_load_and_preflight_names_them(module):
-    assert len(load_functions(recipe_of())) == 10
+    assert len(load_functions(recipe_of())) == 9
     (module / "own.yaml").write_text(yaml.safe_dump({"name": "own", "model": "tiny", **example_recipe()}))
     (shown,) = (found for found in preflight("own.yaml", "laptop") if found.check == "own functions")
     assert (
@@ -75,7 +75,7 @@ def test_all_examples_load_and_preflight_names_them(module):
 
 @pytest.mark.slow
 async def test_a_run_with_every_part_replaced_uses_them(module):
-    stages = [{"name": "one", "steps": 6, "hand_off": {"trigger": "my_parts:solved"}}]
+    stages = [{"name": "one", "steps": 6}]
     problems = {"one": [problem("a", 0.5), problem("b", 0.5)]}
     own = example_recipe()["rl"]
     own |= {"mini_batches": 2, "method": own["method"] | {"type": "my_more:advantage"}}
@@ -93,13 +93,6 @@ async def test_a_run_with_every_part_replaced_uses_them(module):
     assert set(kept) == {name for step in my_more.seen for name in step}
     assert {row["advantage"] for row in kept.values()} <= {-1.0, 1.0}
     assert len({row["reward"] for row in kept.values()}) == 2
-
-
-async def test_a_trigger_ends_the_stage_and_names_itself(module):
-    stages = [{"name": "one", "steps": 9, "hand_off": {"trigger": "my_parts:solved"}}]
-    _, run = await train(module, stages, {"one": [problem("a", 1.0)]})
-    assert len(RunReader(run).metrics()) == 5
-    assert RunReader(run).info["result"]["stages"][0]["ended_by"] == "my_parts:solved"
 
 
 def test_own_loss_and_correction_equal_their_formulas():

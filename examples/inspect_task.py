@@ -1,8 +1,14 @@
 """Tasks of Inspect (inspect_ai) as environments: samples become problems, scorers become parts of the reward.
 
-The recipe names the `@task` function, `environment: my_tasks:gsm8k`. This command writes its problems to a file:
+Copy this file beside your tasks, and write a module that a recipe names (docs/environments.md):
 
-    python -m rstar_lab.rl.environments.inspect_task my_tasks:gsm8k problems.jsonl
+    from inspect_task import InspectTask
+
+    gsm8k = InspectTask("my_tasks:gsm8k")
+
+This command writes the problems to a file:
+
+    python inspect_task.py my_tasks:gsm8k problems.jsonl
 
 The task's solvers are not used: the model is prompted and sampled by the agent loop, with the tools of the recipe.
 """
@@ -13,25 +19,20 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.rl.environments.base import Environment, RewardPart, Scores
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.problems import Problem, write_problem_file
-from rstar_lab.rl.reward.foreign import as_messages, registry_type, scored_state, scored_values, with_answer_line
+from rstar_lab.rl.reward.foreign import as_messages, scored_state, scored_values, with_answer_line
 from rstar_lab.rl.trajectory import Trajectory
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def is_task(target: Any) -> bool:
-    """Return whether an object is a `@task` function of Inspect."""
-    return registry_type(target) == "task"
-
-
 class InspectTask:
     """A task, loaded once. Calling it creates the environment of one rollout.
 
-    Raises UserError if the task has no scorer or needs a sandbox of Inspect.
+    name: `module:name` of the `@task` function. Raises UserError if the task has no scorer or needs a sandbox of Inspect.
     """
 
-    def __init__(self, name: str, function: Any):
-        task = function()
+    def __init__(self, name: str):
+        task = load_named(name, "task")()
         self.name, self.scorers = name, task.scorer or []
         if not self.scorers:
             raise UserError(f"Inspect task {name} has no scorer")
@@ -95,7 +96,4 @@ def question_of(sample: Any) -> str:
 
 
 if __name__ == "__main__":
-    write_problem_file(
-        "rstar_lab.rl.environments.inspect_task",
-        lambda target: InspectTask(target, load_named(target, "task")).problems(),
-    )
+    write_problem_file("inspect_task", lambda target: InspectTask(target).problems())
