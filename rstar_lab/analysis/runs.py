@@ -24,8 +24,7 @@ from rstar_lab.exchange.import_rows import REWARDS_FILE
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.errors import READ_ERRORS
 from rstar_lab.runs.messages import read_messages
-from rstar_lab.runs.questions import copied_questions
-from rstar_lab.runs.reader import RunReader, StoredFile, read_steps, run_folders
+from rstar_lab.runs.reader import RunReader, read_steps, run_folders
 from rstar_lab.runs.schema import TRANSCRIPTS
 from rstar_lab.untrusted.files import reading
 from rstar_lab.untrusted.parquet import read_parquet
@@ -261,33 +260,13 @@ class Runs:
     def _transcript_row(self, place: Mapping[str, Any], columns: str) -> dict[str, Any]:
         traj_id, run_id, step = place["traj_id"], place["run_id"], place["step"]
         reader = self._views.reader(run_id)
-        file = self._transcript_file(reader, step)
+        file = next((file for file in self._views.accepted(reader, "transcripts") if step in file.steps), None)
         query = f"SELECT {columns} FROM read_parquet(?, hive_partitioning=false) WHERE traj_id = ? AND step = ?"
         table = self._views.arrow(query, [str(file.path), traj_id, step]) if file else None
         if table is None or not table.num_rows:
             raise RunStoreError(f"trajectory {traj_id} of run {run_id} has no transcript")
         row = {name: table[name][0].as_py() for name in table.column_names}
         return row | {"run_id": run_id, "stage": place["stage"], "step": step}
-
-    def _transcript_file(self, reader: RunReader, step: int) -> StoredFile | None:
-        """Return the file with the transcripts of a step. If a copied run left the file on its host, copy it first."""
-        if not reader.transcripts_elsewhere:
-            return next((file for file in self._views.accepted(reader, "transcripts") if step in file.steps), None)
-        steps = {step: reader.steps()[step]}
-        if not reader.scan("transcripts", steps):
-            from rstar_lab.jobs.ssh.mirror import fetch_transcripts
-
-            fetch_transcripts(reader.run_dir, step)
-        return next(iter(self._views.accepted(reader, "transcripts", reader.scan("transcripts", steps))), None)
-
-    def copied_questions(self) -> dict[str, dict[str, str]]:
-        """Return {run id: {problem id: beginning of its question}} of copied runs whose transcripts are on their host."""
-        found = {}
-        for reader in self._views.readers():
-            with self._views.skip_damaged(reader):
-                if reader.transcripts_elsewhere:
-                    found[reader.run_id] = copied_questions(reader.run_dir)
-        return found
 
     # Queries
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from rstar_lab.analysis.queries import HAS_RESULT, TABLES, connect, error_text, quoted, tables_of, time_limit
 from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunReader, RunStoreError
-from rstar_lab.runs.errors import READ_ERRORS, TranscriptsElsewhere
+from rstar_lab.runs.errors import READ_ERRORS
 from rstar_lab.runs.reader import StoredFile, run_folders
 from rstar_lab.runs.schema import LEVELS
 from rstar_lab.runs.tables import ROLLUP
@@ -227,23 +227,16 @@ class Views:
 
     def _stored_files(self, level: str) -> list[StoredFile]:
         """Return the files of all runs. Warns of runs that lack them; raises RunStoreError if all do."""
-        files, lacking, elsewhere = list[StoredFile](), list[str](), list[TranscriptsElsewhere]()
+        files, lacking = list[StoredFile](), list[str]()
         for reader in self.readers():
-            try:
-                with self.skip_damaged(reader):
-                    run_files = self.accepted(reader, level)
-                    if not run_files and _should_have(reader, level):
-                        lacking.append(reader.run_id)
-                    files += run_files
-            except TranscriptsElsewhere as caught:
-                elsewhere.append(caught)
-        if elsewhere and not files:
-            raise elsewhere[0]
+            with self.skip_damaged(reader):
+                run_files = self.accepted(reader, level)
+                if not run_files and _should_have(reader, level):
+                    lacking.append(reader.run_id)
+                files += run_files
         if lacking and not files:
             others = " and the others" if lacking[1:] else ""
             raise RunStoreError(f"no {level} are stored in run {lacking[0]}{others}")
-        for error in elsewhere:
-            warnings.warn(f"skipped: {error}", stacklevel=2)
         if lacking:
             warnings.warn(f"no {level} are stored in {', '.join(lacking)}: skipped", stacklevel=2)
         return files
@@ -267,8 +260,6 @@ class Views:
         could otherwise end the queries of all. A run that was opened by its own folder or id raises its error."""
         try:
             yield
-        except TranscriptsElsewhere:
-            raise
         except READ_ERRORS as error:
             if reader.run_dir in self._given or len(self.readers()) == 1:
                 raise

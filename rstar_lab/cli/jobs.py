@@ -206,24 +206,21 @@ def pull(
     job_id: Annotated[str, typer.Argument(help="Id of a job that was submitted with --host.")],
     runs_dir: RunsDir = Path("runs"),
     checkpoints: Annotated[bool, typer.Option(help="Also copy checkpoints and models.")] = False,
-    transcripts: Annotated[
-        bool | None, typer.Option(help="Also copy messages and tokens. Default: ssh.transcripts of the profile.")
-    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Copy new steps until the job ends.")] = False,
 ) -> None:
     """Copy the runs of a job from its host.
 
     `jobs submit --host` starts a process that does this while the job runs; `pull` copies at once, and can also copy
-    checkpoints and transcripts. With --follow, it ends when the host does not answer for ten minutes.
+    checkpoints. With --follow, it ends when the host does not answer for ten minutes.
     """
     from rstar_lab.jobs import attach
     from rstar_lab.jobs.ssh import mirror
 
     job = attach(job_id, runs_dir=runs_dir)
     if follow:
-        mirror.follow(job, log=echo, checkpoints=checkpoints, transcripts=transcripts)
+        mirror.follow(job, log=echo, checkpoints=checkpoints)
         return
-    for pulled in mirror.pull(job.spec, checkpoints=checkpoints, transcripts=transcripts):
+    for pulled in mirror.pull(job.spec, checkpoints=checkpoints):
         echo(pulled)
 
 

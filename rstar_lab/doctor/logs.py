@@ -8,7 +8,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from rstar_lab.doctor.files import Source, Values, import_rollouts, metric_lines
 from rstar_lab.doctor.metric_names import NAMES, canonical, held_out_score
 from rstar_lab.doctor.rule import Log
 from rstar_lab.exchange.rollout_rows import COLUMNS as ALIASES
-from rstar_lab.runs.errors import READ_ERRORS, TranscriptsElsewhere
+from rstar_lab.runs.errors import READ_ERRORS
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.untrusted.text import counted
 
@@ -288,8 +287,7 @@ def _own_log(row: Mapping[Any, Any], table: pd.DataFrame, measured: pd.DataFrame
     steps, rollouts = _named(own), _table(opened)
     opened.rewards()  # rules read it later
     for level in ("calls", "transcripts"):
-        with suppress(TranscriptsElsewhere):
-            reader.files(level)
+        reader.files(level)
     if "entropy" not in steps:
         steps["entropy"] = steps.step.map(rollouts.groupby("step").entropy.mean())
     if row.get("recipe.rl.tools") == "[]":

@@ -115,10 +115,6 @@ class Ssh(ProfileSection):
     backend: Literal["local", "ray", "slurm"] = Field(default="slurm", description="backend of the job on the host")
     python: str = Field(default="python3", description="interpreter on the host that has the package's dependencies")
     setup: list[str] = Field(default_factory=list, description="shell lines to run first: modules, environment")
-    transcripts: bool = Field(
-        default=True,
-        description="copy messages and tokens of every step; false: a step's are copied when one of its rollouts is opened",
-    )
 
 
 class KubeRay(ProfileSection):

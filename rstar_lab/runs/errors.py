@@ -7,10 +7,6 @@ class RunStoreError(UserError):
     """A run cannot be read or written."""
 
 
-class TranscriptsElsewhere(RunStoreError):
-    """The run is a copy, and its transcripts are on another host."""
-
-
 # What reading a run folder of somebody else can raise. A list of runs shows such a run as unreadable and goes on.
 READ_ERRORS = (
     UserError, OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError, MemoryError,

@@ -72,14 +72,12 @@ class RunInfo(TypedDict, total=False):
 
 
 class Mirror(TypedDict):
-    """mirror.json. `host` and `job` name a profile or a job of the user; nothing else in the file leads to a connection."""
+    """mirror.json. Nothing in the file leads to a connection."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
 
     status: State | Literal["interrupted"]
-    transcripts: bool
     host: NotRequired[str | None]
-    job: NotRequired[str | None]
 
 
 def read_info(run_dir: Path) -> RunInfo:

@@ -23,7 +23,7 @@ from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.runs.errors import RunStoreError, TranscriptsElsewhere
+from rstar_lab.runs.errors import RunStoreError
 from rstar_lab.runs.info import RunInfo, check_version, read_info, read_mirror
 from rstar_lab.runs.lock import is_locked
 from rstar_lab.runs.schema import ADDED_COLUMNS, LEVEL_KEY, LEVELS, STAGE, VERSION_KEY, step_range_of
@@ -109,11 +109,7 @@ class RunReader:
 
     def damages(self) -> list[Damage]:
         """Return the damaged and missing tables of the committed steps, in their order. Raises UserError for a damaged rollup."""
-        damages: list[Damage] = []
-        for level in LEVELS:
-            with suppress(TranscriptsElsewhere):
-                damages += self._files(level)[1]
-        return sorted(damages, key=lambda damage: damage.steps)
+        return sorted((damage for level in LEVELS for damage in self._files(level)[1]), key=lambda damage: damage.steps)
 
     def _files(self, level: str) -> tuple[list[StoredFile], list[Damage]]:
         steps = self.steps()
@@ -128,22 +124,9 @@ class RunReader:
         found = [file.steps for file in stored] + [damage.steps for damage in damages]
         covered = {step for steps_of_file in found for step in steps_of_file}
         if lost := [step for step in steps if step not in covered and expected[step]]:
-            mirror = read_mirror(self.run_dir)
-            if mirror and level == "transcripts" and not mirror["transcripts"]:
-                raise TranscriptsElsewhere(
-                    f"the transcripts of run {self.run_id} are still on "
-                    f"{mirror.get('host') or 'another host'}: copy them with `rstar-lab jobs pull JOB "
-                    "--transcripts`"
-                )
             error = RunStoreError(f"{self.run_dir / level}: the file of step {lost[0]} is missing")
             damages.append(Damage(tuple(lost), error))
         return stored, damages
-
-    @property
-    def transcripts_elsewhere(self) -> bool:
-        """Whether this is a copy of a run whose transcripts stayed on its host, except for those that were opened here."""
-        mirror = read_mirror(self.run_dir)
-        return mirror is not None and not mirror["transcripts"]
 
     def scan(self, level: str, steps: dict[int, str]) -> list[StoredFile]:
         """Return the files of `steps` in order, without a check that all rows exist. To read rows, use `files`."""

@@ -23,7 +23,6 @@ from rstar_lab.runs import RunReader, RunStoreError, RunWriter
 from rstar_lab.runs.compact import compact
 from rstar_lab.runs.files import atomic_write, lock_file, write_json
 from rstar_lab.runs.lock import RunLock, is_locked
-from rstar_lab.runs.questions import copied_questions
 
 pytestmark = pytest.mark.slow
 
@@ -230,7 +229,7 @@ def test_a_run_with_the_links_of_weights_and_biases_resumes(run):
 
 def test_pipes_in_place_of_the_files_of_a_run_block_nobody(run):
     table = next((run / "trajectories").glob("stage=*/*.parquet"))
-    for name in ("metrics.jsonl", "rollup.parquet", "questions.json", str(table.relative_to(run))):
+    for name in ("metrics.jsonl", "rollup.parquet", str(table.relative_to(run))):
         broken = shutil.copytree(run, run.parent / "broken")
         (broken / name).unlink(missing_ok=True)
         os.mkfifo(broken / name)
@@ -238,8 +237,6 @@ def test_pipes_in_place_of_the_files_of_a_run_block_nobody(run):
         for read in (reader.metrics, reader.steps, reader.rollup, lambda reader=reader: reader.read("trajectories")):
             with contextlib.suppress(UserError):
                 read()
-        with contextlib.suppress(UserError):
-            copied_questions(broken)
         overview(run.parent)
         assert CliRunner().invoke(app, ["runs", "list", "--runs-dir", str(run.parent)]).exit_code == 0
         shutil.rmtree(broken)
@@ -310,7 +307,7 @@ def break_run(folder, way):
         case "rollup":
             (folder / "rollup.parquet").write_bytes(b"PAR1")
         case "mirror":
-            (folder / "mirror.json").write_text('{"host": 5, "status": "<b>", "transcripts": "no"}')
+            (folder / "mirror.json").write_text('{"host": 5, "status": "<b>"}')
         case "nested":
             info = json.loads((folder / "run.json").read_text())
             for _ in range(150):

@@ -14,7 +14,6 @@ import subprocess
 import psutil
 import pytest
 from helpers.jobs import job_spec
-from helpers.run_rows import rows
 from typer.testing import CliRunner
 
 from rstar_lab.cli.command_line import app
@@ -25,9 +24,8 @@ from rstar_lab.jobs.progress import parse_event
 from rstar_lab.jobs.render import sbatch_script
 from rstar_lab.jobs.ssh.backend import profile_of_host
 from rstar_lab.jobs.ssh.connection import Connection, agent_of
-from rstar_lab.jobs.ssh.mirror import fetch_transcripts, pull_run
+from rstar_lab.jobs.ssh.mirror import pull_run
 from rstar_lab.jobs.store import JobFolder, JobSpec, jobs_folder, write_exports
-from rstar_lab.runs import RunWriter
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="giving a folder to another user requires root")
@@ -205,49 +203,6 @@ def test_the_run_of_a_job_is_found_by_its_exact_name(tmp_path, run, found):
 # Copies of runs
 
 
-@pytest.fixture
-def copied_run(tmp_path):
-    """A run without transcripts; returns its folder and a function that writes its mirror.json."""
-    with RunWriter.open(tmp_path, "got", kind="train", recipe={}, seed=0) as writer:
-        writer.write_step("rl", 1, **rows(1), metrics={})
-    folder = tmp_path / "got"
-    for path in (folder / "transcripts").rglob("*.parquet"):
-        path.unlink()
-
-    def mark(**content):
-        text = json.dumps({"host": "login", "status": "finished", "transcripts": False} | content)
-        (folder / "mirror.json").write_text(text)
-
-    return folder, mark
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        {"folder": "/x", "handle": SSH_HANDLE}, {"job": 5}, {"job": "../evil"}, {"job": "/etc"}, {"job": "evil"},
-        {"job": "local"}, {"job": "nothing"}, {"job": None}, {"job": "mine/../evil"},
-    ],
-)  # fmt: skip
-def test_a_copied_run_names_a_job_of_the_user_and_nothing_else(copied_run, ssh_log, content):
-    folder, mark = copied_run
-    write_file(folder.parent, "evil", job_content("evil", "/x", backend="ssh", handle=SSH_HANDLE))
-    own_job(folder.parent, "local")
-    mark(**content)
-    with pytest.raises(UserError):
-        fetch_transcripts(folder, 1)
-    assert not ssh_log.exists()
-
-
-def test_the_connection_of_a_copied_run_is_that_of_the_users_job(copied_run, ssh_log):
-    folder, mark = copied_run
-    own_job(folder.parent, "mine", backend="ssh", handle=SSH_HANDLE)
-    mark(job="mine", handle={"ssh": {"host": "other.example"}})
-    with pytest.raises(UserError, match=r"evil\.example"):
-        fetch_transcripts(folder, 1)
-    words = ssh_log.read_text().splitlines()
-    assert words[words.index("evil.example") - 1] == "--" and not any("other.example" in word for word in words)
-
-
 def test_a_pull_follows_no_link_in_a_run_folder(tmp_path, ssh_log):
     """`.mirror.lock -> ~/.bashrc` emptied the file at the next pull."""
     victim = tmp_path / "bashrc"
@@ -255,13 +210,13 @@ def test_a_pull_follows_no_link_in_a_run_folder(tmp_path, ssh_log):
     handle = {"ssh": {"host": "evil.example"}, "code": "/x", "runs": "/y"}
     own_job(tmp_path, backend="ssh", handle=handle)
     folder = tmp_path / "mine-rl"
-    mirror = {"host": "evil.example", "status": "running", "transcripts": False, "job": "mine"}
+    mirror = {"host": "evil.example", "status": "running"}
     for name in (".mirror.lock", ".run.json.tmp", "transcripts"):
         folder.mkdir()
         (folder / "mirror.json").write_text(json.dumps(mirror))
         (folder / name).symlink_to(tmp_path if name == "transcripts" else victim)
         with pytest.raises(UserError, match=r"link or a pipe|not a regular file|cannot write"):
-            pull_run(agent_of(JobFolder.of(tmp_path, "mine").spec().handle), "mine-rl", tmp_path, False, True)
+            pull_run(agent_of(JobFolder.of(tmp_path, "mine").spec().handle), "mine-rl", tmp_path, False)
         assert victim.read_text() == "mine" and not ssh_log.exists()
         shutil.rmtree(folder)
 
@@ -373,7 +328,7 @@ def test_the_profile_of_a_host_chooses_no_connection_and_no_secrets(tmp_path, mo
     }
     profile["ssh"] = {
         "host": "other", "user": "mallory", "port": 1, "jump": "evil.example", "config": "runs/x/cfg", "python": "/opt/python",
-        "setup": ["module load x"], "remote_dir": "work", "transcripts": False, "backend": "local",
+        "setup": ["module load x"], "remote_dir": "work", "backend": "local",
     }  # fmt: skip
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
@@ -389,7 +344,6 @@ def test_the_profile_of_a_host_chooses_no_connection_and_no_secrets(tmp_path, mo
         python="/opt/python",
         setup=["module load x"],
         remote_dir="work",
-        transcripts=False,
     )
 
 

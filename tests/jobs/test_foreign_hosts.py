@@ -43,7 +43,7 @@ def test_a_host_names_no_folder_but_that_of_a_run(tmp_path, run_id):
     before = own_job(tmp_path) / "job.json"
     text = before.read_text()
     with pytest.raises(UserError, match="cannot be copied"):
-        pull_run(Host(committed=listing()), run_id, tmp_path, True, True)
+        pull_run(Host(committed=listing()), run_id, tmp_path, True)
     assert before.read_text() == text and list(before.parent.iterdir()) == [before]
 
 
@@ -55,7 +55,7 @@ def test_a_host_names_no_folder_but_that_of_a_run(tmp_path, run_id):
 )  # fmt: skip
 def test_an_answer_of_another_form_is_one_error(tmp_path, answer):
     with pytest.raises(UserError, match="answer cannot be read"):
-        pull_run(Host(committed=answer), "run", tmp_path, False, True)
+        pull_run(Host(committed=answer), "run", tmp_path, False)
 
 
 MARKUP = "x'><img src=x onerror=alert(1)>"

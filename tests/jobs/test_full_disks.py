@@ -51,7 +51,7 @@ def test_a_job_that_a_full_host_rejects_leaves_nothing(server, disk, tmp_path, w
     with pytest.raises(UserError, match=rf"^cluster: .*far/runs.*{disk.reason}; free space or quota there"):
         agent.request("submit", **request)
     assert agent.request("jobs") == []
-    assert mirror.pull_run(agent, "run", tmp_path / "here", False, True).steps == 2
+    assert mirror.pull_run(agent, "run", tmp_path / "here", False).steps == 2
     agent.close()
 
 
@@ -59,9 +59,9 @@ def test_a_copy_that_does_not_fit_here_is_named_and_continues_later(server, disk
     agent, here = agent_on(server, tmp_path / "runs"), disk.folder / "here"
     write_run(tmp_path / "runs", steps=40)
     with pytest.raises(UserError, match=disk.reason):
-        mirror.pull_run(agent, "run", here, False, True)
+        mirror.pull_run(agent, "run", here, False)
     disk.free()
-    mirror.pull_run(agent, "run", here, False, True)
+    mirror.pull_run(agent, "run", here, False)
     assert len(RunReader(here / "run").metrics()) == 40
     agent.close()
 

@@ -17,7 +17,7 @@ from rstar_lab.hardware.processes import processes_of
 from rstar_lab.jobs import JobStatus, attach, describe, list_jobs, submit
 from rstar_lab.jobs.ssh import mirror
 from rstar_lab.jobs.ssh.connection import Connection, ConnectionLost, shell_command
-from rstar_lab.jobs.ssh.mirror import fetch_transcripts, follow
+from rstar_lab.jobs.ssh.mirror import follow
 from rstar_lab.jobs.store import JobFolder
 from rstar_lab.runs import RunWriter
 from rstar_lab.runs.reader import RunReader
@@ -134,7 +134,7 @@ def test_a_host_where_rsync_does_not_work_is_an_error_with_the_remedy(
     client.chmod(0o755)
     monkeypatch.setenv("PATH", f"{client.parent}:{os.environ['PATH']}")
     with pytest.raises(UserError, match=message):
-        mirror.pull_run(agent, "run", tmp_path / "here", False, True)
+        mirror.pull_run(agent, "run", tmp_path / "here", False)
 
 
 @pytest.mark.slow
@@ -144,7 +144,7 @@ def test_a_copy_replaces_no_other_run_of_the_same_name(agent, profile, tmp_path,
         write_run(place, 2, seed, "run-rl")
     before = content(here / "run-rl")
     with pytest.raises(mirror.NotACopy, match="run-rl is a run of this machine, not a copy of"):
-        mirror.pull_run(agent, "run-rl", here, False, True)
+        mirror.pull_run(agent, "run-rl", here, False)
     assert content(here / "run-rl") == before
     with pytest.raises(UserError, match="submit with another --name"):
         submit("tiny_fast", profile, name="run", runs_dir=here, preflight=False, log=print)
@@ -184,8 +184,6 @@ def test_a_damaged_copy_is_named_and_not_replaced(tmp_path):
     (folder / "mirror.json").write_text("{")
     with pytest.raises(DataError, match=r"run/mirror\.json: .*move this folder away"):
         mirror.foreign_run(folder, "host", "/runs/run")
-    with pytest.raises(DataError, match=r"run/mirror\.json: .*move this folder away"):
-        fetch_transcripts(folder, 1)
 
 
 def test_a_host_cannot_write_outside_of_the_runs_folder(tmp_path):
@@ -195,7 +193,7 @@ def test_a_host_cannot_write_outside_of_the_runs_folder(tmp_path):
 
     for run_id in ("../run", "/tmp/run"):
         with pytest.raises(UserError, match="cannot be copied"):
-            mirror.pull_run(Hostile(), run_id, tmp_path / "here", False, True)
+            mirror.pull_run(Hostile(), run_id, tmp_path / "here", False)
     assert not (tmp_path / "x").exists() and not (tmp_path / "run").exists()
 
 
@@ -247,11 +245,11 @@ def test_a_copy_is_readable_while_the_run_is_written(agent, tmp_path, write_step
     with RunWriter.open(far, "run", kind="train", recipe={}, seed=0) as writer:
         for first in range(1, 13, 3):
             write_steps(writer, range(first, first + 3))
-            pulled = mirror.pull_run(agent, "run", here, False, True)
+            pulled = mirror.pull_run(agent, "run", here, False)
             assert pulled.steps == 3 and pulled.bytes > 0
             assert RunReader(here / "run").status == "running"
         writer.finish("finished")
-    mirror.pull_run(agent, "run", here, False, True)
+    mirror.pull_run(agent, "run", here, False)
     done.set()
     reader.join()
     assert not failures and {3, 6, 9, 12} & set(seen)
@@ -262,11 +260,11 @@ def test_a_copy_is_readable_while_the_run_is_written(agent, tmp_path, write_step
 def test_a_run_that_was_cut_and_written_again_is_copied_exactly(agent, tmp_path, write_run, write_steps):
     far, here = Path(agent.runs), tmp_path / "here"
     write_run(far, 5)
-    mirror.pull_run(agent, "run", here, False, True)
+    mirror.pull_run(agent, "run", here, False)
     with RunWriter.open(far, "run", kind="train", recipe={}, seed=0) as writer:
         writer.cut(2)
         write_steps(writer, range(3, 5), seed=1)
-    mirror.pull_run(agent, "run", here, False, True)
+    mirror.pull_run(agent, "run", here, False)
     assert content(here / "run") == content(far / "run")
     assert sorted(path.name for path in (here / "run").rglob("step=*")) == sorted(
         path.name for path in (far / "run").rglob("step=*")
@@ -278,7 +276,7 @@ def test_a_copy_that_stops_at_any_file_is_readable_and_continues(agent, tmp_path
     far, here = Path(agent.runs), tmp_path / "here"
     with RunWriter.open(far, "run", kind="train", recipe={}, seed=0) as writer:
         write_steps(writer, range(1, 3))
-        mirror.pull_run(agent, "run", here, False, True)
+        mirror.pull_run(agent, "run", here, False)
         write_steps(writer, range(3, 5))
         writer.finish("finished")
     transfer = mirror.copy_files
@@ -287,17 +285,19 @@ def test_a_copy_that_stops_at_any_file_is_readable_and_continues(agent, tmp_path
     for stop_after in range(1, len(names)):
 
         def part(agent, folder, *options, stop_after=stop_after):
-            transfer(agent, folder, names=names[:stop_after])
+            transfer(
+                agent, folder, "--include=*/", *(f"--include=/{name}" for name in names[:stop_after]), "--exclude=*"
+            )
             raise ConnectionLost("cut")
 
         monkeypatch.setattr(mirror, "copy_files", part)
         with pytest.raises(ConnectionLost):
-            mirror.pull_run(agent, "run", here, False, True)
+            mirror.pull_run(agent, "run", here, False)
         run = RunReader(here / "run")
         assert [line["step"] for line in run.metrics()] == [1, 2]
         assert run.read("transcripts").num_rows == run.read("trajectories").num_rows
     monkeypatch.setattr(mirror, "copy_files", transfer)
-    mirror.pull_run(agent, "run", here, False, True)
+    mirror.pull_run(agent, "run", here, False)
     assert content(here / "run") == content(far / "run")
 
 

@@ -52,11 +52,11 @@ def test_a_run_that_cannot_be_read_is_named_and_shows_no_half_step(agent, tmp_pa
     locked.chmod(0)
     try:
         with pytest.raises(UserError, match=r"run/?.*: permission denied; change its permissions|[Pp]ermission denied"):
-            mirror.pull_run(agent, "run", tmp_path / "here", False, True)
+            mirror.pull_run(agent, "run", tmp_path / "here", False)
     finally:
         locked.chmod(mode)
     assert not (tmp_path / "here" / "run" / "metrics.jsonl").exists()
-    mirror.pull_run(agent, "run", tmp_path / "here", False, True)
+    mirror.pull_run(agent, "run", tmp_path / "here", False)
     assert len(RunReader(tmp_path / "here" / "run").metrics()) == 3
 
 
@@ -66,7 +66,7 @@ def test_a_file_that_cannot_be_read_is_not_reported_as_a_change(agent, tmp_path,
     locked = next(Path(agent.runs, "run", "transcripts").rglob("*.parquet"))
     locked.chmod(0)
     with pytest.raises(UserError, match=rf"{locked.name}.*Permission denied.*Change the permissions"):
-        mirror.pull_run(agent, "run", tmp_path / "here", False, True)
+        mirror.pull_run(agent, "run", tmp_path / "here", False)
 
 
 @pytest.mark.slow
@@ -77,7 +77,7 @@ def test_a_pull_that_is_killed_continues(agent, tmp_path, write_run):
         "import sys; from pathlib import Path; from rstar_lab.jobs.ssh import mirror; from rstar_lab.hardware.profiles import Ssh\n"
         "from rstar_lab.jobs.ssh.connection import Agent, Connection\n"
         f"agent = Agent(Connection(Ssh(**{agent.connection.settings.model_dump()!r})), {str(ROOT)!r}, {agent.runs!r})\n"
-        f"mirror.pull_run(agent, 'run', Path({str(here)!r}), False, True)"
+        f"mirror.pull_run(agent, 'run', Path({str(here)!r}), False)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     while process.poll() is None and not list((here / "run").rglob("*.parquet")):
@@ -86,7 +86,7 @@ def test_a_pull_that_is_killed_continues(agent, tmp_path, write_run):
     process.wait()
     if (here / "run" / "metrics.jsonl").exists():
         assert RunReader(here / "run").read("trajectories").num_rows >= 8 * len(RunReader(here / "run").metrics())
-    mirror.pull_run(agent, "run", here, False, True)
+    mirror.pull_run(agent, "run", here, False)
     assert RunReader(here / "run").metrics() == RunReader(Path(agent.runs, "run")).metrics()
     assert not list((here / "run").rglob(".*.tmp"))
 
@@ -99,7 +99,7 @@ def test_a_jump_host_carries_commands_and_copies(server, settings, tmp_path, wri
     write_run(tmp_path / "far" / "runs")
     agent = Agent(Connection(behind), str(ROOT), str(tmp_path / "far" / "runs"))
     before = (server.folder / "sshd.log").read_text()
-    mirror.pull_run(agent, "run", tmp_path / "here", False, True)
+    mirror.pull_run(agent, "run", tmp_path / "here", False)
     agent.close()
     assert len(RunReader(tmp_path / "here" / "run").metrics()) == 3
     accepted = (server.folder / "sshd.log").read_text()[len(before) :].count("Accepted publickey")

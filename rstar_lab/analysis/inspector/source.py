@@ -12,10 +12,10 @@ from rstar_lab.analysis.inspector.listing import Listing, frame_rows, query_erro
 from rstar_lab.analysis.text_search import search_pattern, unescaped
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import MODEL_ERRORS, Outcome
-from rstar_lab.runs.questions import QUESTION_LENGTH
 from rstar_lab.untrusted.text import visible
 
 SEARCH_LIMIT, SEARCH_S = 500, 5.0
+QUESTION_LENGTH = 160  # maximum characters in the list
 _SNIPPET = 48
 
 
@@ -63,12 +63,6 @@ class Source(Listing):
 
         Problems without a stored transcript are left out.
         """
-        copied = self.store.copied_questions()
-        texts = {row["problem_id"]: copied.get(row["run_id"], {}).get(row["problem_id"], "") for row in rows}
-        texts |= self._stored_questions([row for row in rows if row["run_id"] not in copied])
-        return {problem: " ".join(visible(text).split()) for problem, text in texts.items() if text}
-
-    def _stored_questions(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         problems = {row["traj_id"]: row["problem_id"] for row in rows}
         keys = "".join(f"{key} IN ({sql_list({row[key] for row in rows})}) AND " for key in ("run_id", "step"))
         ids = sql_list(problems)
@@ -77,7 +71,7 @@ class Source(Listing):
             texts = self._transcripts(query) if rows else []
         except UserError:  # the runs stored no transcripts
             return {}
-        return {problems[traj_id]: text for traj_id, text in texts}
+        return {problems[traj_id]: " ".join(visible(text).split()) for traj_id, text in texts if text}
 
     def search(self, text: str, where: str, *, seconds: float = SEARCH_S) -> dict[str, Any]:
         """Find trajectories of the filtered list whose messages contain `text`, newest steps first.

@@ -18,7 +18,6 @@ from rstar_lab.jobs.job import Job, attach, describe, job_row, list_jobs, submit
 from rstar_lab.jobs.progress import progress
 from rstar_lab.jobs.ssh.connection import READY
 from rstar_lab.jobs.store import check_name, state_folder
-from rstar_lab.runs.questions import question_beginnings
 from rstar_lab.runs.reader import RunReader, run_folders
 from rstar_lab.untrusted.files import open_bytes, read_bytes
 
@@ -97,16 +96,6 @@ class Operations:
         data = read_bytes(metrics) if metrics.exists() else b""
         lines = base64.b64encode(data[: data.rfind(b"\n") + 1]).decode()
         return {"metrics": lines, "status": RunReader(folder).status}
-
-    def transcripts(self, run_id: str, step: int) -> list[str]:
-        """Return the files with the transcripts of a step, relative to the run."""
-        run = RunReader(self.runs / run_id)
-        files = run.scan("transcripts", {step: run.steps().get(step, "")})
-        return [str(file.path.relative_to(run.run_dir)) for file in files]
-
-    def questions(self, run_id: str, after: int) -> dict[str, str]:
-        """Return {problem id: beginning of its question} for the problems of a run's steps after step `after`."""
-        return question_beginnings(RunReader(self.runs / run_id), after)
 
     def describe(self, recipe: str, recipe_text: str | None, profile_text: str, **options: Any) -> dict[str, Any]:
         """Return the fields of the JobDescription of a job here. options: others of `describe`."""

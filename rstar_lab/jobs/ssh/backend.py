@@ -190,8 +190,8 @@ def connect(profile: Profile, host: str | None, log: Callable[[str], None]) -> t
 
 
 def profile_of_host(host: str) -> Profile:
-    """Return the profile in `rstar-lab/profile.yaml` on a host. Of its section `ssh`, only python, setup, remote_dir,
-    transcripts and backend are used, and its list of secrets is ignored.
+    """Return the profile in `rstar-lab/profile.yaml` on a host. Of its section `ssh`, only python, setup, remote_dir
+    and backend are used, and its list of secrets is ignored.
 
     Without that file: the profile `laptop`, with Slurm if the host has sbatch. Raises UserError if the host cannot be reached or
     the file is not a profile.
@@ -209,7 +209,7 @@ def profile_of_host(host: str) -> Profile:
         raise UserError(f"{host}: {file}: backend must be local, ray, slurm or ssh")
     backend = profile.ssh.backend if profile.backend == "ssh" else profile.backend
     # The host cannot choose how it is reached, nor which variables of this machine are sent to it.
-    found = profile.ssh.model_dump(include={"python", "setup", "remote_dir", "transcripts"})
+    found = profile.ssh.model_dump(include={"python", "setup", "remote_dir"})
     settings = Ssh(**found, host=host, backend=backend)
     return profile.model_copy(update={"backend": "ssh", "ssh": settings, "secrets": []})
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,13 +24,11 @@ from pydantic import Base64Bytes
 
 from rstar_lab.common.errors import UserError, file_errors
 from rstar_lab.hardware.processes import start_detached
-from rstar_lab.jobs.ssh.connection import Agent, ConnectionLost, Refused, agent_of, ask
-from rstar_lab.jobs.store import NAME, JobFolder, JobSpec, check_name
+from rstar_lab.jobs.ssh.connection import Agent, ConnectionLost, agent_of, ask
+from rstar_lab.jobs.store import NAME, JobFolder, JobSpec
 from rstar_lab.runs.files import atomic_write, check_no_links, lock_file, open_regular, write_json
 from rstar_lab.runs.info import MIRROR_FILE, read_mirror
-from rstar_lab.runs.questions import QUESTIONS_FILE, copied_questions
 from rstar_lab.runs.schema import LEVELS
-from rstar_lab.untrusted.files import parse_json
 from rstar_lab.untrusted.text import counted
 
 if TYPE_CHECKING:
@@ -45,8 +43,7 @@ UNCLEAN = "is your shell clean"
 # Errors of rsync that would occur again at the next attempt; the line names the file.
 DENIED = re.compile(r"[^\n]*(Permission denied|No space left|Disk quota exceeded|Read-only file system)[^\n]*")
 RUN_FILES = ("run.json", "rollup.parquet", "tokens.json")
-TRANSCRIPTS = re.compile(r"transcripts/stage=[^/\n]+/steps?=[\d-]+\.parquet")  # as the host names them
-NOT_COPIED = [f"--exclude={name}" for name in (".*", "/metrics.jsonl", f"/{MIRROR_FILE}", f"/{QUESTIONS_FILE}")]
+NOT_COPIED = [f"--exclude={name}" for name in (".*", "/metrics.jsonl", f"/{MIRROR_FILE}")]
 SENT = re.compile(r"files transferred: (\d+).*transferred file size: (\d+)", re.DOTALL)  # in rsync's statistics
 
 
@@ -70,26 +67,21 @@ class Pulled:
         )
 
 
-def pull(
-    spec: JobSpec, *, checkpoints: bool = False, transcripts: bool | None = None, known: dict[str, str] | None = None
-) -> list[Pulled]:
+def pull(spec: JobSpec, *, checkpoints: bool = False, known: dict[str, str] | None = None) -> list[Pulled]:
     """Copy new files of the runs of a job; return one entry per run that was copied.
 
-    checkpoints: also the checkpoints and models. transcripts: also messages and tokens; default: `ssh.transcripts` of the
-    profile. known: states of the last pull, to skip runs that have not changed; updated.
+    checkpoints: also the checkpoints and models. known: states of the last pull, to skip runs that have not changed; updated.
     Raises ConnectionLost, UserError if the job does not run on another host.
     """
     if "ssh" not in spec.handle:
         raise UserError(f"job {spec.id} runs here (backend {spec.backend}): its runs are in {spec.runs_dir}")
     agent, pulled = agent_of(spec.handle), []
-    if transcripts is None:
-        transcripts = agent.connection.settings.transcripts
     known = {} if known is None else known
     problem = None
     for run_id, state in ask(agent, "runs_of", dict[str, str], job_id=spec.id).items():
         if known.get(run_id) != state:
             try:
-                pulled.append(pull_run(agent, run_id, Path(spec.runs_dir), checkpoints, transcripts, job_id=spec.id))
+                pulled.append(pull_run(agent, run_id, Path(spec.runs_dir), checkpoints))
             except NotACopy as error:
                 problem = error
             known[run_id] = state
@@ -98,12 +90,9 @@ def pull(
     return pulled
 
 
-def pull_run(
-    agent: Agent, run_id: str, runs_dir: Path, checkpoints: bool, transcripts: bool, *, job_id: str | None = None
-) -> Pulled:
+def pull_run(agent: Agent, run_id: str, runs_dir: Path, checkpoints: bool) -> Pulled:
     """Copy the new files of one run. The order keeps the copy readable if the process is killed or the connection breaks.
 
-    job_id: the job in `runs_dir` with whose connection transcripts are copied later, when they are opened.
     Raises NotACopy, and changes nothing, if the folder has another run.
     """
     if not NAME.fullmatch(run_id):  # such as `.jobs/ID`, the folder of a job
@@ -118,24 +107,23 @@ def pull_run(
         for attempt in range(3):
             remote = ask(agent, "committed", RemoteRun, run_id=run_id)
             if not (folder / MIRROR_FILE).exists():  # before run.json, so that an interrupted first copy can continue
-                _mark(agent, remote, folder, transcripts, job_id)
+                _mark(agent, remote, folder)
             try:
-                files, size, new, total = _copy(agent, remote, folder, checkpoints, transcripts)
+                files, size, new, total = _copy(agent, remote, folder, checkpoints)
             except RunChanged:
                 if attempt == 2:
                     raise
                 continue
             break
-        _mark(agent, remote, folder, transcripts, job_id)
+        _mark(agent, remote, folder)
     return Pulled(run_id, new, total, files, size, time.monotonic() - started)
 
 
-def _mark(agent: Agent, remote: "RemoteRun", folder: Path, transcripts: bool, job_id: str | None) -> None:
+def _mark(agent: Agent, remote: "RemoteRun", folder: Path) -> None:
     """Write which run the folder is a copy of, and its state. How the host is reached is in the file of the job: a run
     folder is passed on to other people, who must not be connected to where it says."""
-    state = {"status": remote.status, "transcripts": transcripts, "job": job_id}
     pulled = datetime.now(UTC).isoformat(timespec="seconds")
-    write_json(folder / MIRROR_FILE, {"host": agent.connection.host, "pulled": pulled} | state)
+    write_json(folder / MIRROR_FILE, {"host": agent.connection.host, "pulled": pulled, "status": remote.status})
 
 
 class NotACopy(UserError):
@@ -163,11 +151,6 @@ class RemoteRun:
     metrics: Base64Bytes
 
 
-@dataclass(frozen=True)
-class MetricsLine:
-    step: int
-
-
 class RunChanged(UserError):
     """The run removed or replaced files during the copy."""
 
@@ -175,9 +158,7 @@ class RunChanged(UserError):
         super().__init__(f"run {run_id} changes while it is copied: copy it again with `rstar-lab jobs pull`")
 
 
-def _copy(
-    agent: Agent, remote: RemoteRun, folder: Path, checkpoints: bool, transcripts: bool
-) -> tuple[int, int, int, int]:
+def _copy(agent: Agent, remote: RemoteRun, folder: Path, checkpoints: bool) -> tuple[int, int, int, int]:
     """Copy what is new, and remove what the run has removed. Returns (files, their bytes, new steps, all steps)."""
     lines = remote.metrics.splitlines(keepends=True)
     metrics = folder / "metrics.jsonl"
@@ -185,37 +166,15 @@ def _copy(
     same = next((i for i, (a, b) in enumerate(zip(here, lines, strict=False)) if a != b), min(len(here), len(lines)))
     if same < len(here):  # the run was cut: remove its removed steps from the copy first
         _write(metrics, b"".join(here[:same]))
-    common = parse_json(lines[same - 1], metrics, MetricsLine).step if same else -1
-    levels = [level for level in LEVELS if transcripts or level != "transcripts"]
-    options = [f"--include=/{name}" for name in RUN_FILES] + [f"--include=/{level}/***" for level in levels]
+    options = [f"--include=/{name}" for name in RUN_FILES] + [f"--include=/{level}/***" for level in LEVELS]
     files, size = copy_files(agent, folder, "--delete-after", *options, "--exclude=*")
-    if not transcripts and (folder / "transcripts").exists():
-        # Update transcripts that were copied before; remove those of removed steps.
-        copy_files(agent, folder, "--delete-after", "--existing", "--include=/transcripts/***", "--exclude=*")
     if checkpoints:
         sent = copy_files(agent, folder, *(f"--exclude=/{level}" for level in LEVELS))
         files, size = files + sent[0], size + sent[1]
-    if not transcripts and same < len(lines):
-        _copy_questions(agent, folder, common)
     if not ask(agent, "committed", RemoteRun, run_id=folder.name).metrics.startswith(remote.metrics):
         raise RunChanged(folder.name)  # it was cut
     _write(metrics, b"".join(lines))
     return files, size, len(lines) - same, len(lines)
-
-
-def _copy_questions(agent: Agent, folder: Path, common: int) -> None:
-    """Store the beginnings of the questions of new steps: the list of rollouts shows them without the transcripts.
-
-    common: the last step that was copied before.
-    """
-    stored = copied_questions(folder)
-    try:
-        new = ask(agent, "questions", dict[str, str], run_id=folder.name, after=common if stored else -1)
-    except Refused:
-        # The transcripts cannot be read, or the host has an older version of the agent. The list then shows no questions.
-        return
-    if new.keys() - stored.keys():
-        write_json(folder / QUESTIONS_FILE, stored | new)
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -224,11 +183,10 @@ def _write(path: Path, data: bytes) -> None:
             file.write(data)
 
 
-def copy_files(agent: Agent, folder: Path, *options: str, names: Sequence[str] = ()) -> tuple[int, int]:
+def copy_files(agent: Agent, folder: Path, *options: str) -> tuple[int, int]:
     """Copy new and changed files of a run of the host into its copy; return their number and bytes.
 
-    Each file appears under its name only when it is complete. options: of rsync, which select files. names: those to copy; default:
-    all that are selected.
+    Each file appears under its name only when it is complete. options: of rsync, which select files.
     """
     connection = agent.connection
     if not shutil.which("rsync"):
@@ -237,11 +195,10 @@ def copy_files(agent: Agent, folder: Path, *options: str, names: Sequence[str] =
     # --modify-window=-1: a step that is written again within the same second can have the same size.
     command = ["rsync", "--recursive", "--times", "--modify-window=-1", "--stats", "--no-human-readable"]
     command += ["-e", shlex.join(["ssh", *connection.options()]), *NOT_COPIED, *options]
-    command += ["--files-from=-"] if names else []
     command += ["--", f"{connection.host}:{shlex.quote(f'{agent.runs}/{folder.name}')}/", f"{folder}/"]
     # A file, not a pipe: the process that keeps the shared connection inherits stderr, so a pipe would never end.
     with tempfile.TemporaryFile() as errors:
-        done = subprocess.run(command, input="\n".join(names).encode(), stdout=subprocess.PIPE, stderr=errors)
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
         errors.seek(0)
         code, message = done.returncode, errors.read().decode(errors="replace").strip()[-2000:]
     if code in (11, 23) and (denied := DENIED.search(message)):
@@ -269,14 +226,13 @@ def follow(
     job: "Job",
     *,
     checkpoints: bool = False,
-    transcripts: bool | None = None,
     every_s: float = EVERY_S,
     give_up_s: float = GIVE_UP_S,
     log: Callable[[str], None] = print,
 ) -> None:
     """Pull the runs of a job until it has ended and everything is copied. A lost connection is opened again.
 
-    checkpoints, transcripts: as in `pull`. every_s: pause between two pulls. log: called with a line per copied run.
+    checkpoints: as in `pull`. every_s: pause between two pulls. log: called with a line per copied run.
     Raises ConnectionLost if the host cannot be reached for `give_up_s` seconds.
     """
     known: dict[str, str] = {}
@@ -286,7 +242,7 @@ def follow(
         ended = None
         try:
             ended = job.status().ended  # before the pull: if the job has ended, this pull copies everything
-            for pulled in pull(job.spec, checkpoints=checkpoints, transcripts=transcripts, known=known):
+            for pulled in pull(job.spec, checkpoints=checkpoints, known=known):
                 log(str(pulled))
             if ended:
                 return
@@ -309,32 +265,3 @@ def start_mirror(folder: JobFolder, spec: JobSpec) -> None:
         command = [sys.executable, "-m", "rstar_lab.cli", "jobs", "pull", spec.id]
         command += ["--runs-dir", spec.runs_dir, "--follow"]
         start_detached(command, folder.path / "mirror.txt", keeps=lock)
-
-
-def fetch_transcripts(run_dir: Path, step: int) -> int:
-    """Copy messages and tokens of a step into a copied run; return the number of bytes.
-
-    The run's mirror.json names a job, and the connection is that of the user's own job of this name beside the run.
-    Raises ConnectionLost if the host cannot be reached, UserError if the run is not a copy, belongs to no job of the user,
-    or has no transcripts of this step.
-    """
-    mirror = read_mirror(run_dir)
-    if mirror is None:
-        raise UserError(f"{run_dir} is not a copy of a run on another host")
-    job_id = mirror.get("job")
-    if not isinstance(job_id, str):
-        raise UserError(
-            f"the transcripts of run {run_dir.name} are not in this folder, and it names no job of yours from which they could be "
-            "copied: ask whoever gave you the run for its transcripts"
-        )
-    folder = JobFolder.of(run_dir.absolute().parent, check_name(job_id, f"{run_dir / 'mirror.json'}: job"))
-    spec = folder.spec()
-    if "ssh" not in spec.handle:
-        raise UserError(f"{run_dir / 'mirror.json'} names job {job_id}, which does not run on another host")
-    agent = agent_of(spec.handle)
-    found = ask(agent, "transcripts", list[str], run_id=run_dir.name, step=step)
-    if not (names := [name for name in found if TRANSCRIPTS.fullmatch(name)]):
-        raise UserError(f"run {run_dir.name} of job {job_id} has no transcripts of step {step}")
-    with file_errors(before=f"cannot copy to {run_dir}: "):
-        check_no_links(run_dir)
-    return copy_files(agent, run_dir, names=names)[1]
