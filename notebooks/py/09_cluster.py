@@ -116,7 +116,7 @@ inspect(runs)
 # %% [markdown]
 # ## All jobs of this folder
 #
-# The table follows the jobs of all hosts. Select one to read its log, stop it, resume it, or inspect its run.
+# The table follows the jobs of all hosts. Select one to read its log, stop it, or inspect its run.
 
 # %%
 JobBoard(runs_dir, inspect=inspect)

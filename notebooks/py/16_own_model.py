@@ -21,7 +21,7 @@
 # a terminal.
 
 # %% tags=["parameters"]
-model: str = "smollm2-135m"  # a folder, ORG/NAME on the Hugging Face Hub, smollm2-135m, or a .gguf file
+model: str = "smollm2-135m"  # a folder, ORG/NAME on the Hugging Face Hub, or smollm2-135m
 problems: str = ""  # a CSV, JSONL, JSON or Parquet file with questions and answers; empty: 200 generated problems
 fields: str = ""  # names of its columns, if they are not recognised; see `rstar-lab init --help`
 recipe: str = "own_model.yaml"  # recipe to write, or to use if it exists; its name is the name of the run

@@ -70,7 +70,7 @@ COMMANDS: dict[str, dict[str, str | None]] = {
         "plan": None,
         "rehearse": None,
     },
-    "Share and extend": {"export": None, "notebooks": None, "new": None},
+    "Share": {"export": None, "notebooks": None},
     "Measure": {"bench": None, "inject": None},
 }
 

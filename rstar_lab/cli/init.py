@@ -38,7 +38,7 @@ MOST_SHOWN = 5  # rows that a message lists
 )
 def init(
     model: Annotated[
-        str | None, typer.Option(help="A folder, a name on the Hugging Face Hub, smollm2-135m, or a .gguf file.")
+        str | None, typer.Option(help="A folder, a name on the Hugging Face Hub, or smollm2-135m.")
     ] = None,
     problems: Annotated[
         str | None,
@@ -73,7 +73,7 @@ def init(
     missing = [flag for flag, value in (("--model", model), ("--problems", problems)) if not value]
     if missing and not _in_terminal():
         raise UserError(f"init: give {' and '.join(missing)}, as in --model smollm2-135m --problems gsm8k.csv")
-    model = model or typer.prompt("Model (folder, ORG/NAME on the Hub, smollm2-135m or .gguf file)")
+    model = model or typer.prompt("Model (folder, ORG/NAME on the Hub, or smollm2-135m)")
     problems = problems or typer.prompt("Problems (CSV, JSONL, JSON or Parquet file, or name of a data set)")
     detected = "one_gpu" if Path("/dev/nvidia0").exists() or Path("/dev/kfd").exists() else "laptop"
     if profile is None:

@@ -47,13 +47,7 @@ def serve(
         int | None, typer.Option(help="Maximum tokens of prompt plus response. Default: the model's.")
     ] = None,
     dtype: Annotated[str, typer.Option(help="A dtype of vLLM. auto: the model's on a GPU, float32 on a CPU.")] = "auto",
-    max_batch: Annotated[int, typer.Option(help="Maximum number of requests that one server decodes together.")] = 256,
-    kv_cache_gb: Annotated[float, typer.Option(help="KV cache of one server in GB. CPU only.")] = 1.0,
-    memory_share: Annotated[float, typer.Option(help="Share of a GPU's memory. GPU only.")] = 0.85,
     tensor_parallel: Annotated[int, typer.Option(help="GPUs per server.")] = 1,
-    hung_after: Annotated[
-        float, typer.Option(min=10, help="Restart a server that does not answer for this many seconds.")
-    ] = 120.0,
     prompt_format: Annotated[
         str | None,
         typer.Option(
@@ -66,13 +60,13 @@ def serve(
     """Serve a model with vLLM: token ids for training and evaluation, chat with tools for OpenAI clients.
 
     Prints a line when the servers are ready. Restarts a server that dies or hangs. Ctrl-C ends all. Options after `--` go to
-    vLLM.
+    vLLM, such as `--gpu-memory-utilization 0.7`.
     """
     from rstar_lab.rl.models.model_folder import model_folder
     from rstar_lab.rl.serving.serve import ServeOptions, serve_command
 
     options = ServeOptions(
-        model_folder(model, runs_dir or Path("runs")), replicas, host, port, api_key, updatable, max_model_len, dtype, max_batch,
-        kv_cache_gb, memory_share, tensor_parallel, hung_after, prompt_format, tuple(context.args), own_token,
+        model_folder(model, runs_dir or Path("runs")), replicas, host, port, api_key, updatable, max_model_len, dtype,
+        tensor_parallel, prompt_format, tuple(context.args), own_token,
     )  # fmt: skip
     run_async(serve_command(options, as_json))

@@ -83,7 +83,3 @@ class Backend(Protocol):
     def copy_runs(self, spec: JobSpec) -> None:
         """Copy new steps of the runs of a job that runs elsewhere. Raises UserError."""
         return
-
-    def options_of(self, spec: JobSpec) -> dict[str, Any]:
-        """Return the arguments of `submit` that send another job to the same place."""
-        return {"backend": self.name, "address": spec.handle.get("address")}

@@ -103,13 +103,11 @@ class BoardWidget:
             for name, tooltip in (
                 ("Logs", f"the last {LOG_LINES} lines"),
                 ("Stop", "end the job and all its processes"),
-                ("Resume", "submit the same recipe again; it continues the run"),
                 ("Inspect", "open the rollouts of the job's run"),
             )
         }
         self.buttons["Logs"].on_click(lambda _: self._act(self._logs))
         self.buttons["Stop"].on_click(lambda _: self._act(lambda job: f"{job.id}: {job.stop()}"))
-        self.buttons["Resume"].on_click(lambda _: self._act(lambda job: f"{job.id} continues as {job.resume().id}"))
         self.buttons["Inspect"].on_click(lambda _: self._act(self._open))
         self.chosen.observe(lambda _: self._select(), "value")
         self._status: dict[str, str] = {}
@@ -133,7 +131,6 @@ class BoardWidget:
         status = self._status.get(self.chosen.value, "")
         self.buttons["Logs"].disabled = not status
         self.buttons["Stop"].disabled = status not in ("running", "queued", "unknown")
-        self.buttons["Resume"].disabled = status not in ("failed", "stopped", "finished")
         self.buttons["Inspect"].disabled = not status or self._inspect is None
 
     def _act(self, action: Callable[[Job], str]) -> None:

@@ -1,7 +1,6 @@
 """Run a grid for an ablation: every arm with every seed, as jobs that start from one SFT model.
 
-On Slurm all jobs are submitted at once, with dependencies. Elsewhere a detached process keeps a number of jobs running. Both
-outlive the notebook, and the same call again runs only missing runs.
+A detached process keeps a number of jobs running. It outlives the notebook, and the same call again runs only missing runs.
 """
 
 import re
@@ -23,7 +22,6 @@ from rstar_lab.jobs.local import Local
 from rstar_lab.jobs.store import JobFolder, JobSpec, check_name
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.untrusted.files import read_json
-from rstar_lab.untrusted.text import counted
 
 ERROR_LINE = re.compile(r"^(error: .*|[\w.]*(?:Error|Exception|Interrupt)\b.*)", re.MULTILINE)
 POLL_S = 1.0
@@ -51,11 +49,11 @@ class GridPlan:
         overrides: Mapping[str, Any] | None = None, name: str = "ablation", concurrency: int | None = None,
     ) -> "GridPlan":  # fmt: skip
         """Return the plan of the arguments of `submit_grid`."""
-        is_array = load_profile(profile).backend == "slurm"
+        has_queue = load_profile(profile).backend == "slurm"
         return cls(
             check_name(name, "name of the grid"), str(recipe), profile, str(Path(runs_dir).absolute()),
             {arm: dict(keys) for arm, keys in arms.items()}, list(seeds), dict(overrides or {}),
-            concurrency or (len(arms) * len(seeds) if is_array else 1),
+            concurrency or (len(arms) * len(seeds) if has_queue else 1),
         )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -128,9 +126,7 @@ class Grid:
                 job.stop()
 
 
-def submit_grid(
-    recipe: str | Path, arms: Arms, seeds: Sequence[int], *, log: Callable[[str], None] = print, **options: Any
-) -> Grid:
+def submit_grid(recipe: str | Path, arms: Arms, seeds: Sequence[int], **options: Any) -> Grid:
     """Start a grid and return. Runs that are finished are skipped, so the same call continues a grid.
 
     The SFT of the recipe runs once, as run `<name>-sft`; every RL run starts from its model.
@@ -139,7 +135,6 @@ def submit_grid(
         recipe: File, or a name that `rstar-lab recipes` lists.
         arms: Name of an arm -> its recipe keys.
         seeds: Seeds of the runs of each arm.
-        log: Called with a line for each run that is submitted.
         options: `runs_dir`, `profile` and `overrides` (recipe keys of all runs), as of `submit`; `name` of the grid, by default
             `ablation`; `concurrency`, the RL jobs at a time, by default all on Slurm, else 1.
 
@@ -147,10 +142,7 @@ def submit_grid(
         UserError: For an unknown profile or a recipe that fails preflight.
     """
     plan = GridPlan.of(recipe, arms, seeds, **options)
-    if load_profile(plan.profile).backend == "slurm":
-        _submit_all(plan, log)
-    else:
-        _start_controller(plan)
+    _start_controller(plan)
     return Grid(plan.name, plan.runs_dir)
 
 
@@ -200,11 +192,11 @@ def _submit_sft(plan: GridPlan, log: Callable[[str], None]) -> Job:
     return submit(plan.recipe, plan.profile, plan.overrides, command="sft", **options)
 
 
-def _submit_cell(plan: GridPlan, arm: str, seed: int, log: Callable[[str], None], after: str | None = None) -> Job:
-    # The recipe was checked when the SFT was submitted, and the model may not exist yet.
+def _submit_cell(plan: GridPlan, arm: str, seed: int, log: Callable[[str], None]) -> Job:
+    # The recipe was checked when the SFT was submitted.
     return submit(
         plan.recipe, plan.profile, plan.keys(arm, seed), command="train", runs_dir=plan.runs_dir,
-        name=plan.run_name(arm, seed), grid=plan.name, preflight=False, log=log, after=after,
+        name=plan.run_name(arm, seed), grid=plan.name, preflight=False, log=log,
     )  # fmt: skip
 
 
@@ -216,25 +208,6 @@ def _wait_for_one(running: list[Job]) -> None:
                 running.remove(job)
                 return
         time.sleep(POLL_S)
-
-
-def _submit_all(plan: GridPlan, log: Callable[[str], None]) -> None:
-    """Submit the missing runs to Slurm. Each waits for the SFT, and for the run that is `concurrency` places before it."""
-    live = Grid(plan.name, plan.runs_dir).live()
-    missing = [cell for cell in plan.cells() if not plan.finished(*cell) and f"{plan.run_name(*cell)}-rl" not in live]
-    if not missing:
-        log(f"grid {plan.name}: all runs are finished")
-        return
-    first = []
-    if not plan.has_model:
-        sft = live.get(f"{plan.name}-rl") or _submit_sft(plan, log)
-        first = [f"afterok:{sft.spec.handle['slurm_id']}"]
-    jobs: list[Job] = []
-    for number, (arm, seed) in enumerate(missing):
-        lane = jobs[number - plan.concurrency :][:1] if number >= plan.concurrency else []
-        after = [*first, *(f"afterany:{job.spec.handle['slurm_id']}" for job in lane)]
-        jobs.append(_submit_cell(plan, arm, seed, log, after=",".join(after)))
-    log(f"grid {plan.name}: {counted(len(jobs), 'run')}, {plan.concurrency} at a time")
 
 
 def _start_controller(plan: GridPlan) -> None:

@@ -221,16 +221,6 @@ class Job:
                 self.folder.write("exit.json", {"code": None, "stopped": True, "ended": time.time()})
         return self.status()
 
-    def resume(self) -> "Job":
-        """Submit the same recipe again, with the same profile, overrides and host. The new job continues the run."""
-        if not self.status().ended:
-            raise UserError(f"job {self.id} is queued or running; stop it first")
-        spec = self.spec
-        profile = None if spec.handle.get("own_profile") else spec.profile
-        options: dict[str, Any] = {"command": spec.action, "runs_dir": spec.runs_dir, "arguments": spec.arguments}
-        options |= {"name": (spec.run or "").removesuffix("-rl") or None} | self.backend.options_of(spec)
-        return submit(spec.recipe, profile, spec.overrides, **options)
-
     @property
     def backend(self) -> Backend:
         """The backend that runs the job. Raises UserError if it is unknown."""
@@ -263,7 +253,6 @@ def submit(
     log: Callable[[str], None] = print,
     job_id: str | None = None,
     grid: str | None = None,
-    after: str | None = None,
     arguments: Sequence[str] = (),
 ) -> Job:
     """Run a recipe on the hardware of a profile, detached from this process.
@@ -286,7 +275,6 @@ def submit(
         log: Called with one line for each item that is sent.
         job_id: Id of the new job. Default: the run's name and the time.
         grid: Name of the grid to which the job belongs.
-        after: With Slurm, the jobs that must end first, as sbatch's `--dependency` takes them.
         arguments: Further arguments of `evaluate`: models, `--problems` and others. Paths must exist where the job runs.
 
     Returns:
@@ -297,7 +285,7 @@ def submit(
     """
     chosen, request = _request(
         recipe, profile, overrides, command=command, runs_dir=runs_dir, name=name, backend=backend, address=address, host=host,
-        preflight=preflight, log=log, job_id=job_id, grid=grid, after=after, arguments=arguments,
+        preflight=preflight, log=log, job_id=job_id, grid=grid, arguments=arguments,
     )  # fmt: skip
     return Job(chosen.submit(request))
 

@@ -45,7 +45,6 @@ class Submission:
     preflight: bool = True
     log: Callable[[str], None] = print
     grid: str | None = None
-    after: str | None = None
     arguments: Sequence[str] = ()
 
     @property
@@ -115,17 +114,13 @@ def plan_job(job: Submission, backend: str) -> tuple[JobSpec, dict[str, str]]:
     arguments += [*job.arguments, "--recipe", recipe_argument] if action == "evaluate" else [recipe_argument]
     arguments += ["--profile", profile] if trainer == "verl" else []
     arguments += [*set_options(keys), "--runs-dir", str(runs), "--json"]
-    handles: dict[str, dict[str, Any]] = {
-        "ray": {"address": job.address, "token_path": os.environ.get("RAY_AUTH_TOKEN_PATH")},
-        "slurm": {"after": job.after} if job.after else {},
-    }
+    handle = {"address": job.address, "token_path": os.environ.get("RAY_AUTH_TOKEN_PATH")} if backend == "ray" else {}
     spec = JobSpec(
         id=job.job_id, recipe=str(job.recipe), profile=profile, backend=backend,
         command=["python3" if in_image else sys.executable, "-m", module, *arguments], cwd=str(cwd), runs_dir=str(runs),
         overrides=overrides, created=datetime.now(UTC).isoformat(timespec="seconds"),
-        run=None if action == "evaluate" else f"{job.run_name}-rl", environment=environment,
-        handle=handles.get(backend, {}),
-        sandbox_workers=sandbox_workers, action=job.command, grid=job.grid, arguments=list(job.arguments),
+        run=None if action == "evaluate" else f"{job.run_name}-rl", environment=environment, handle=handle,
+        sandbox_workers=sandbox_workers, action=job.command, grid=job.grid,
     )  # fmt: skip
     return spec, files
 

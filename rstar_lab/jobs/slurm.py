@@ -32,10 +32,8 @@ class Slurm(Backend):
         """Write job.sbatch into the job's folder and submit it."""
         script = folder.path / "job.sbatch"
         script.write_text(sbatch_script(load_profile(spec.profile), spec, folder.path))
-        after = spec.handle.get("after")
-        dependency = [f"--dependency={after}", "--kill-on-invalid-dep=yes"] if after else []
         # By default sbatch copies the whole environment, including secrets, into the job's record.
-        output = _run("sbatch", "--parsable", "--export=NONE", *dependency, str(script))
+        output = _run("sbatch", "--parsable", "--export=NONE", str(script))
         return {"slurm_id": output.strip().split(";")[0]}
 
     def rendered(self, machine: Profile, spec: JobSpec, folder: Path) -> str:

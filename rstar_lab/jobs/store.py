@@ -54,7 +54,6 @@ class JobSpec:
     for no service.
 
     action: the `command` of submit; None for the default. grid: name of the grid of jobs to which this one belongs.
-    arguments: those of `submit`, for the command `evaluate`.
     """
 
     id: str
@@ -72,7 +71,6 @@ class JobSpec:
     sandbox_workers: StrictInt = 0
     action: str | None = None
     grid: str | None = None
-    arguments: list[str] = field(default_factory=list)
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     @property

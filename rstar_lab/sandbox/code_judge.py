@@ -73,7 +73,6 @@ class BatchResult(BaseModel):
 class Status(BaseModel):
     queue: int = Field(description="queued calls")
     num_workers: int = Field(description="calls that use CPU time at once, over all nodes")
-    in_flight: int = Field(description="calls accepted and not answered (not in code-judge)")
 
 
 def base64_pieces(name: str) -> list[str]:

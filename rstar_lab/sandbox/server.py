@@ -131,7 +131,7 @@ def make_app(
     @app.get("/status", tags=["code-judge"], response_model=code_judge.Status)
     async def status() -> Response:
         gauges = service.backend.gauges
-        return reply({"queue": gauges["queue_depth"], "num_workers": gauges["workers"], "in_flight": service.calls})
+        return reply({"queue": gauges["queue_depth"], "num_workers": gauges["workers"]})
 
     def add_code_judge(path: str, *, outputs: bool) -> None:
         @app.post(path, tags=["code-judge"], response_model=code_judge.SubmissionResult)

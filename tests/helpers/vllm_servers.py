@@ -85,8 +85,8 @@ def serve(model: Path, *flags: str, log: Path) -> Iterator[subprocess.Popen[str]
 @contextlib.contextmanager
 def two_servers(model: Path, log: Path) -> Iterator[Served]:
     flags = [
-        *["--replicas", "2", "--dtype", "float32", "--kv-cache-gb", "0.1", "--max-batch", "32", "--hung-after", "60"],
-        "--updatable",
+        *["--replicas", "2", "--dtype", "float32", "--updatable", "--"],
+        *["--kv-cache-memory-bytes", str(100 * 2**20), "--max-num-seqs", "32"],
     ]
     with serve(model, *flags, log=log) as process:
         assert wait_until(lambda: '"urls"' in log.read_text() or process.poll() is not None, 600), log.read_text()

@@ -60,7 +60,7 @@ def test_the_buttons_fit_the_status_of_the_selected_job(tmp_path):
     widget.chosen.value = "runs"
     assert [name for name, button in widget.buttons.items() if not button.disabled] == ["Logs", "Stop"]
     widget.chosen.value = "ended"
-    assert [name for name, button in widget.buttons.items() if not button.disabled] == ["Logs", "Resume"]
+    assert [name for name, button in widget.buttons.items() if not button.disabled] == ["Logs"]
     widget.buttons["Logs"].click()
     assert "an ordinary line" in widget.message.value and "event rl · done 3" in widget.message.value
     assert [value for _, value in widget.chosen.options] == ["ended", "runs"] and ">runs<" in widget.table.value

@@ -45,13 +45,13 @@ def start_job(tmp_path, profile, code, **options):
     return Job(job.folder)
 
 
-def prepare_job(tmp_path, profile, code, *, job_id, secrets=None, sandbox_workers=0, after=None, **environment):
+def prepare_job(tmp_path, profile, code, *, job_id, secrets=None, sandbox_workers=0, **environment):
     folder = JobFolder.of(tmp_path, job_id)
     spec = JobSpec(
         id=job_id, recipe="toy", profile=str(profile), backend="slurm",
         command=[sys.executable, "-c", textwrap.dedent(code)], cwd=str(folder.path / "code"), runs_dir=str(tmp_path),
         overrides={}, created="2026-01-01T00:00:00", environment=environment, sandbox_workers=sandbox_workers,
-        handle={"after": after},
+        handle={},
     )  # fmt: skip
     folder.save(spec)
     shutil.copytree(
@@ -149,18 +149,3 @@ def test_a_slurm_job_runs_its_calls_on_workers_of_its_own_sandbox(cluster, tmp_p
     while (job.folder.path / "sandbox.json").exists():
         assert time.monotonic() < deadline
         time.sleep(0.5)
-
-
-def test_jobs_of_a_grid_wait_for_each_other_and_one_is_stopped_alone(tmp_path, profile, cluster):
-    code = "import time; print(time.time(), flush=True); time.sleep(3); print(time.time())"
-    first = start_job(tmp_path, profile, code, job_id="first")
-    waits = f"afterok:{first.spec.handle['slurm_id']}"
-    second = start_job(tmp_path, profile, code, job_id="arm-1", after=waits)
-    third = start_job(
-        tmp_path, profile, code, job_id="arm-2", after=f"{waits},afterany:{second.spec.handle['slurm_id']}"
-    )
-    assert {second.status(), third.status()} == {JobStatus.QUEUED}
-    assert second.stop() == JobStatus.STOPPED
-    assert third.wait(timeout_s=180) == JobStatus.FINISHED
-    ends = [[float(line) for line in job.logs().splitlines()] for job in (first, third)]
-    assert ends[0][1] <= ends[1][0]

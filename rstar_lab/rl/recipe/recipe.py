@@ -96,7 +96,7 @@ class Recipe(Section):
     """Name of the run in comparisons. Runs with the same label are treated as seeds of one setting."""
     model: str
     """The base model: a folder in Hugging Face format; `ORG/NAME` or `ORG/NAME@REVISION` on the Hugging Face Hub;
-    `smollm2-135m` (SmolLM2-135M-Instruct); a `.gguf` file; or `tiny`, a 1.8M-parameter Qwen3 with random weights."""
+    `smollm2-135m` (SmolLM2-135M-Instruct); or `tiny`, a 1.8M-parameter Qwen3 with random weights."""
     vocabulary: Positive = 1024
     """Vocabulary size of the tokenizer that is trained for `model: tiny`."""
     seed: int = 0

@@ -36,6 +36,7 @@ CPU_ENVIRONMENT = CPU_THREADS | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
 # Pauses before the first, second ... consecutive restart; further restarts use the last value.
 RESTART_PAUSES_S = (0.0, 2.0, 10.0, 30.0, 60.0)
+HUNG_AFTER_S = 120.0  # a server that does not answer for this long is restarted
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,9 @@ class ServeOptions:
     token that requests must have; None: one is made for each server, in a file where clients of this user find it
     (service_tokens.py). updatable: accept new weights from clients with the token.
     max_model_len: maximum number of prompt plus response tokens; None: the model's own. dtype: `auto`: the model's on a
-    GPU, float32 on a CPU, because vLLM's bfloat16 kernels use instructions that some processors do not have. max_batch:
-    maximum number of running requests of a server. kv_cache_gb: size of the KV cache on a CPU. memory_share: share of
-    the GPU memory that vLLM uses. tensor_parallel: GPUs per server. hung_after_s: a server that does not answer for
-    this long is restarted. own_token: make a token if there is no `api_key`.
-    prompt_format: `paper` or `released`: use the chat template of this format; None: the model's own. extra: further
-    options of vLLM.
+    GPU, float32 on a CPU, because vLLM's bfloat16 kernels use instructions that some processors do not have.
+    tensor_parallel: GPUs per server. own_token: make a token if there is no `api_key`. prompt_format: `paper` or `released`:
+    use the chat template of this format; None: the model's own. extra: further options of vLLM.
     """
 
     model: Path
@@ -62,11 +60,7 @@ class ServeOptions:
     updatable: bool = False
     max_model_len: int | None = None
     dtype: str = "auto"
-    max_batch: int = 256
-    kv_cache_gb: float = 1.0
-    memory_share: float = 0.85
     tensor_parallel: int = 1
-    hung_after_s: float = 120.0
     prompt_format: str | None = None
     extra: tuple[str, ...] = ()
     own_token: bool = True
@@ -158,7 +152,7 @@ class Replica:
         command += ["--model", str(folder), "--served-model-name", folder.name, str(folder)]
         dtype = "float32" if options.dtype == "auto" and not visible_gpus() else options.dtype
         command += ["--host", options.host, "--port", str(self.port), "--dtype", dtype]
-        command += ["--max-num-seqs", str(options.max_batch), "--disable-uvicorn-access-log"]
+        command += ["--max-num-seqs", "256", "--disable-uvicorn-access-log"]
         # Log-probs of the sampled distribution; tool calls in the format of OpenAI clients.
         command += ["--logprobs-mode", "processed_logprobs"]
         command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
@@ -172,11 +166,11 @@ class Replica:
         if self.token:  # last, because vLLM runs the last middleware first
             command += ["--middleware", "rstar_lab.rl.serving.middleware.TokenGuard"]
         if visible_gpus():
-            command += ["--gpu-memory-utilization", str(options.memory_share)]
+            command += ["--gpu-memory-utilization", "0.85"]
             command += ["--tensor-parallel-size", str(options.tensor_parallel)]
         else:
             command += ["--enforce-eager", "--distributed-executor-backend", "uni"]
-            command += ["--kv-cache-memory-bytes", str(int(options.kv_cache_gb * 2**30))]
+            command += ["--kv-cache-memory-bytes", str(2**30)]
             # On a CPU, seeded sampling is reproducible only without chunked prefill (see
             # `engines.group.engine_options`).
             command += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(8192, self.context))]
@@ -213,8 +207,8 @@ class Replica:
             while self._keeper.returncode is None:
                 if await self._answers(client):
                     answered_at = time.monotonic()
-                elif time.monotonic() - answered_at > self.options.hung_after_s:
-                    return f"no answer for {self.options.hung_after_s:.0f} s"
+                elif time.monotonic() - answered_at > HUNG_AFTER_S:
+                    return f"no answer for {HUNG_AFTER_S:.0f} s"
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._keeper.wait(), 5.0)
         return last_error(self.log)

