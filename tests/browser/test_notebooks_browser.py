@@ -1,10 +1,4 @@
-"""Test of every notebook in JupyterLab and Chromium: it runs without error or warning, and at three widths, light and dark,
-no output is cut off and no text covers another one.
-
-    RSTAR_LAB_DEMO=runs pytest -m soak tests/browser/test_notebooks_browser.py      # after `make demo`
-
-Screenshots of the whole notebooks: out/screenshots.
-"""
+"""Every notebook in JupyterLab and Chromium runs without error or warning; at three widths, light and dark, nothing is cut off."""
 
 import shutil
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""Tasksets of verifiers (v1) as environments (examples/verifiers_taskset.py). verifiers pins an older `mcp` than the rest of
-the tests, so it is not among the test requirements: install it into a copy of the environment to run these tests."""
+"""Tasksets of verifiers (v1) as environments (examples/verifiers_taskset.py), where verifiers is installed."""
 
 import sys
 from pathlib import Path
