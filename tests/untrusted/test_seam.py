@@ -27,7 +27,6 @@ EXCEPTIONS = {
     "analysis/paper.py": (2, OWN_FILE),
     "analysis/report.py": (1, OWN_VALUE),
     "cli/mcp.py": (1, OWN_FILE),
-    "cli/new.py": (1, OWN_FILE),
     "cli/shared.py": (1, USER),
     "cli/sandbox.py": (1, USER),
     "common/lazy_exports.py": (1, OWN_FILE),
