@@ -60,8 +60,9 @@ MISTAKES = [
     ("run tiny --set rl.tools=[nomod:x]", 1, "rl.tools: nomod:x: no module nomod"),
     ("run tiny --runs-dir half.yaml", 1, "--runs-dir half.yaml: half.yaml is a file; give a folder"),
     ("preflight tiny --profile nosuch", 1, "no profile 'nosuch'; choose one of a100x8, h100x8, h100x8_local, laptop"),
-    ("preflight tny", 1, "did you mean tiny?"),
-    ("preflight tiny --set seed", 1, "--set seed: give key=value"),
+    ("preflight half.yml", 1, "did you mean half.yaml?"),
+    ("preflight a.jsonl", 1, "init --problems a.jsonl` writes one"),
+    ("preflight tiny --set rl.lora=8", 1, "rl.lora: Input should be a valid dictionary; give its keys, as in {rank: VALUE}"),
     # models, without a network
     ("run tiny_fast --set model=missing --set sft=null", 1, "model folder missing does not exist: give a folder"),
     ("run tiny_fast --set model=Qwen/Qwen3-0.6B", 1, "hf download Qwen/Qwen3-0.6B --local-dir models/Qwen3-0.6B"),
@@ -73,6 +74,8 @@ MISTAKES = [
     ('chat http://localhost:1 --prompt ""', 1, "chat --prompt: the prompt is empty"),
     # files of problems
     ("data prepare missing.csv --out x.jsonl", 1, "missing.csv: no such file"),
+    ("data prepare b.jsonl --out x.jsonl", 1, "b.jsonl: no such file; did you mean a.jsonl?"),
+    ("data prepare folder --out x.jsonl", 1, "folder: a folder; give a file, ORG/NAME"),
     ("data prepare wrong.jsonl --out x.jsonl", 1, "the row has q, a (map names with --fields question=NAME)"),
     ("data prepare broken.jsonl --out x.jsonl", 1, "broken.jsonl, line 1: not JSON"),
     ("data prepare empty.jsonl --out x.jsonl", 1, "empty.jsonl: no problems"),
@@ -80,7 +83,7 @@ MISTAKES = [
     ("data prepare text.csv --out x.jsonl", 1, "this one has no row below it"),
     ("data prepare short.parquet --out x.jsonl", 1, "truncated or not a Parquet file"),
     ("data prepare a.jsonl --out ./a.jsonl", 1, "this file is also a source; write to another file"),
-    ("data prepare nosuchset --out x.jsonl", 1, "neither a file, nor ORG/NAME on the hub, nor one of dapo"),
+    ("data prepare nosuchset --out x.jsonl", 1, "no such file; give a file, ORG/NAME on the hub, or one of dapo"),
     ("data synthesize --count 0 --out x.jsonl", 2, "greater than or equal to 1"),
     ("data synthesize --count 3 --out folder", 1, "problems are written as .jsonl or .parquet"),
     # runs
@@ -97,8 +100,8 @@ MISTAKES = [
     ("rewind unknown 1 out", 1, "unknown"),
     ("explain a b", 1, "`rstar-lab runs list` shows the runs"),
     ("audit nomod:x --problems a.jsonl", 1, "no module nomod"),
-    ("doctor nowhere", 2, "nowhere does not exist: give the folder of a run, such as runs/NAME, or a log"),
-    ("doctor tiny-rl", 2, "tiny-rl does not exist: did you mean runs/tiny-rl?"),
+    ("doctor nowhere", 2, "nowhere does not exist: give a run, its folder, such as runs/NAME, or a log"),
+    ("view nowhere", 1, "nowhere does not exist: give a run, a folder of runs, or a log"),
     ("doctor a.jsonl --html folder", 1, "folder is a folder; give the name of a file"),
     # jobs and services
     ("jobs submit tiny_fast --name 'a b' --no-preflight", 1, "name of the run 'a b': use at most 150 letters"),

@@ -144,7 +144,7 @@ class AblationReport:
                 continue
             found = rows[rows.p_holm < SIGNIFICANT]
             parts = [
-                f"{word} in {_names(chosen.arm)}"
+                f"{word} in " + ", ".join(f"`{arm}`" for arm in chosen.arm)
                 for word, chosen in (("lower", found[found.difference < 0]), ("higher", found[found.difference > 0]))
                 if len(chosen)
             ]
@@ -259,10 +259,6 @@ def plot_lines(frame: pd.DataFrame, lines: str, order: Sequence[str], by: str, x
 def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
     return [lines[0], "|" + "---|" * len(head), *lines[1:]]
-
-
-def _names(arms: Iterable[str]) -> str:
-    return ", ".join(f"`{arm}`" for arm in arms)
 
 
 def _cell(row: dict, percent: bool) -> str:

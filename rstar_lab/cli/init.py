@@ -109,7 +109,7 @@ def init(
     if not sft and not knows_tools:
         echo("The chat template knows no tools, so tools are described in the system prompt; --sft teaches them first")
     command = program()
-    echo(f"next: {command} preflight {out} --profile {profile}\n      {command} run {out}")
+    echo(f"next: {command} preflight {out} --profile {profile}\n      {command} run {out}\n      {command} view runs")
 
 
 def _in_terminal() -> bool:
@@ -167,9 +167,7 @@ def _split(source: str, fields: str) -> tuple["list[Problem]", "list[Problem]"]:
     texts = Corpus().encode(candidate.problem.question for candidate in candidates)
     if clash := conflicts(candidates, texts):
         rows = [f"{candidates[place].where} ({candidates[place].problem.answer[:40]})" for place in sorted(clash)]
-        raise UserError(
-            f"--problems {source}: a question stands there with different answers: {_listed(rows)}; correct or remove these rows"
-        )
+        raise UserError(f"--problems {source}: a question has several answers: {_listed(rows)}; correct or remove them")
     repeated = duplicates(candidates, texts)
     if repeated:
         rows = [candidates[place].where for place in sorted(repeated)]
@@ -184,9 +182,7 @@ def _split(source: str, fields: str) -> tuple["list[Problem]", "list[Problem]"]:
     held_out = max(1, min(MOST_HELD_OUT, int(HELD_OUT_SHARE * len(chosen))))
     if held_out < FEW_HELD_OUT:
         half = f"about ±{98 / held_out**0.5:.0f} points" if held_out > 1 else "no interval"
-        echo(
-            f"warning: {counted(held_out, 'held-out problem')} of {len(chosen)}: pass@1 has {half}; bring more problems"
-        )
+        echo(f"warning: {counted(held_out, 'held-out problem')} of {len(chosen)}: pass@1 has {half}; use more problems")
     return chosen[held_out:], chosen[:held_out]
 
 

@@ -7,19 +7,15 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.cli.shared import echo, examples
+from rstar_lab.cli.shared import echo, examples, fail
 
 app = typer.Typer()
 
 
-@app.command(
-    epilog=examples(
-        "rstar-lab view runs", "rstar-lab view runs/tiny_fast-rl --no-browser", "rstar-lab view verl_rollouts"
-    )
-)
+@app.command(epilog=examples("rstar-lab view runs", "rstar-lab view tiny_fast-rl", "rstar-lab view verl_rollouts"))
 def view(
     path: Annotated[
-        Path, typer.Argument(metavar="RUNS", help="Folder of runs, of one run, or a log of verl, TRL and others.")
+        Path, typer.Argument(metavar="RUNS", help="A run, a folder of runs, or a log of verl, TRL and others.")
     ] = Path("runs"),
     port: Annotated[int, typer.Option(help="Port on this machine. Default: any free one.")] = 0,
     browser: Annotated[
@@ -35,7 +31,10 @@ def view(
 
     folder = runs_folder(path)
     viewer = Viewer(folder, logs=None if folder == path else path)
-    listener = socket.create_server(("127.0.0.1", port))
+    try:
+        listener = socket.create_server(("127.0.0.1", port))
+    except OSError as error:
+        fail(f"--port {port}: {error.strerror}; leave it out to use a free port", 1)
     address = f"http://127.0.0.1:{listener.getsockname()[1]}/?token={viewer.token}"
     echo(f"{address}\nStop with Ctrl+C.")
     if browser:

@@ -30,7 +30,7 @@ class Reporter:
     def print_line(self, text: str) -> None:
         """Print a line, unless the output is for programs."""
         if not self.as_json:
-            self.console.print(plain(as_called(text)))
+            self.console.print(plain(as_called(text)), soft_wrap=True)
 
     def emit(self, event: str, **fields: Any) -> None:
         """Print an event as a JSON line, if the output is for programs."""

@@ -172,12 +172,10 @@ class Diagnosis:
         """Return the diagnosis as one HTML page without scripts."""
         from rstar_lab.analysis.inspector.export import closed_page
 
-        style = (
-            "body{font:16px/1.5 sans-serif;max-width:50rem;margin:2rem auto;padding:0 1rem}pre{white-space:pre-wrap}"
-        )
-        return closed_page(
-            "Diagnosis", html("<h1>{}</h1><pre>{}</pre>", self.verdict, self._after_verdict()), style, []
-        )
+        style = "body{font:16px/1.5 sans-serif;max-width:50rem;margin:2rem auto;padding:0 1rem}"
+        style += "h1{font-size:1.3rem}pre{white-space:pre-wrap}"
+        body = html("<h1>{}</h1><pre>{}</pre>", self.verdict, self._after_verdict())
+        return closed_page("Diagnosis", body, style, [])
 
     def _repr_html_(self) -> str:
         style = "white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"
@@ -296,7 +294,8 @@ def lost_compute(log: Log, waste: dict[str, float], hardware: Hardware | None) -
 
 def _cost(lost: dict[str, float]) -> str:
     """Return ": 3.1 h of generation, 24.8 GPU-hours, cost 62.00"."""
-    forms = {"hours": "{:.1f} h of generation", "gpu_hours": "{:,.1f} GPU-hours", "cost": "cost {:,.2f}"}
+    hours = "{:.1f} h of generation" if lost.get("hours", 1) >= 1 else f"{60 * lost['hours']:.0f} min of generation"
+    forms = {"hours": hours, "gpu_hours": "{:,.1f} GPU-hours", "cost": "cost {:,.2f}"}
     return "".join(f"{', ' if i else ': '}{forms[name].format(value)}" for i, (name, value) in enumerate(lost.items()))
 
 

@@ -46,10 +46,9 @@ def read_logs(path: Path, work_dir: Path) -> list[Log]:
     Files below one folder that belong to one run are read together. Raises UserError if nothing is recognised; the message lists the
     formats and what was found instead.
     """
+    given, path = path, path if path.exists() else Path("runs") / path  # a run id
     if not path.exists():
-        run = Path("runs") / path
-        remedy = f"did you mean {run}?" if run.exists() else "give the folder of a run, such as runs/NAME, or a log"
-        raise UserError(f"{path} does not exist: {remedy}")
+        raise UserError(f"{given} does not exist: give a run, its folder, such as runs/NAME, or a log")
     if (path / "run.json").exists() or any(path.glob("*/run.json")):
         return _own(path)
     found, notes = sources(path)

@@ -130,6 +130,6 @@ def print_result(result: dict[str, Any], reporter: Reporter) -> None:
         f"{result['seconds']:.0f} s, peak memory {result['peak_memory_gb']:.1f} GB\n\n"
         f"report     {result['report']}\n"
         f"notebook   {Path(result['report']).with_suffix('.ipynb')}   (make lab opens JupyterLab)\n"
-        f"run        {result['run']}   (rstar-lab report {result['run']} writes a page with its rollouts)\n"
+        f"run        {result['run']}   (rstar-lab view {Path(result['run']).parent} opens it in the browser)\n"
         f"model      {result['model_rl']}\n"
     )

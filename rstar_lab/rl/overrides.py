@@ -83,9 +83,12 @@ def recipe_file(source: str | Path) -> Path:
         path = RECIPES / f"{source}.yaml"
     if not path.is_file():
         problem = "is a folder, not a file" if path.is_dir() else "no such file"
-        near = difflib.get_close_matches(str(source), shipped_recipes(), n=1, cutoff=NEAR)
-        hint = f"did you mean {near[0]}? " if near else ""
+        beside = {file.stem: str(file) for file in Path(source).parent.glob("*.yaml")}
+        near = difflib.get_close_matches(Path(source).stem, [*beside, *shipped_recipes()], n=1, cutoff=NEAR)
+        hint = f"did you mean {beside.get(near[0], near[0])}? " if near else ""
         raise RecipeError(f"recipe {source}: {problem}; {hint}shipped recipes: {', '.join(shipped_recipes())}")
+    if path.suffix in (".csv", ".jsonl", ".parquet"):
+        raise RecipeError(f"recipe {source}: not a recipe; `rstar-lab init --problems {source}` writes one")
     return path
 
 

@@ -40,7 +40,7 @@ def load_named(name: str, key: str) -> Any:
     try:
         return getattr(module, attribute)
     except AttributeError:
-        near = difflib.get_close_matches(attribute, dir(module), n=1, cutoff=0.5)
+        near = difflib.get_close_matches(attribute, dir(module), n=1, cutoff=0.75)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UserError(f"{key}: {name}: {module.__file__} has no {attribute}{hint}") from None
 

@@ -1,6 +1,7 @@
 """Problems for training and evaluation, and how problem files are read and written."""
 
 import csv
+import difflib
 import json
 import logging
 import math
@@ -94,12 +95,8 @@ def _plain(value: Any, field: str, named: bool) -> Any:
 _NUMBER = re.compile(r"[+-]?\d{1,15}(?:\.\d{1,15})?")
 # Columns of these names can have another meaning in a source.
 _TYPES: dict[str, Any] = {
-    "difficulty": int | float,
-    "problem_id": str,
-    "source": str,
-    "info": Mapping,
-    "environment": str,
-}
+    "difficulty": int | float, "problem_id": str, "source": str, "info": Mapping, "environment": str,
+}  # fmt: skip
 _ROLES = {"question": ("user", "human"), "answer": ("assistant", "gpt")}
 
 
@@ -168,7 +165,9 @@ def read_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
     """
     path = Path(path)
     if not path.is_file():
-        raise ProblemError(f"{path}: no such file; `rstar-lab data prepare` makes files of problems (docs/recipes.md)")
+        near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*")], n=1, cutoff=0.75)
+        hint = f"did you mean {path.parent / near[0]}?" if near else "`rstar-lab data prepare` makes files of problems"
+        raise ProblemError(f"{path}: no such file; {hint} (docs/data.md)")
     match path.suffix:
         case ".jsonl":
             yield from json_lines(path)

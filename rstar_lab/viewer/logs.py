@@ -16,8 +16,9 @@ def runs_folder(path: Path) -> Path:
 
     Raises UserError if the path holds neither runs nor a known log.
     """
+    given, path = path, path if path.exists() else Path("runs") / path  # a run id
     if not path.exists():
-        raise UserError(f"{path} does not exist: give a folder of runs, such as runs, or a log of another trainer")
+        raise UserError(f"{given} does not exist: give a run, a folder of runs, or a log of another trainer")
     if (path / "run.json").exists() or any(path.glob("*/run.json")):
         return path
     found, notes = sources(path)

@@ -53,7 +53,7 @@ class Viewer:
 
     def __init__(self, runs_dir: Path, logs: Path | None = None):
         self.token = secrets.token_urlsafe(24)
-        self._logs = logs
+        self._logs = runs_dir if (runs_dir / "run.json").exists() else logs
         self._pages = Pages()
         self._lock = threading.RLock()  # of the widgets
         use_pages(self._pages)

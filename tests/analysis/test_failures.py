@@ -8,13 +8,7 @@ import pytest
 
 from rstar_lab.analysis import open_runs
 from rstar_lab.analysis.code_use import parse_code
-from rstar_lab.analysis.failures import (
-    KINDS,
-    failed_rollouts,
-    failure_groups,
-    normalised,
-    plot_failures,
-)
+from rstar_lab.analysis.failures import KINDS, failed_rollouts, failure_groups, normalised, plot_failures
 from rstar_lab.runs import RunStoreError, RunWriter
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "runs" / "tiny_fast-rl"

@@ -12,6 +12,7 @@ from rstar_lab.analysis.inspector.link import show_points
 from rstar_lab.analysis.inspector.overview import COLUMNS, OverviewRow, OverviewRows, render_overview, sparkline
 from rstar_lab.analysis.metrics import curves
 from rstar_lab.common.errors import UserError
+from rstar_lab.runs import RunWriter
 
 
 def test_rows_hold_the_curves_of_the_run_store(folder: Path):
@@ -91,7 +92,7 @@ def test_selected_runs_are_overlaid_and_a_point_lists_its_rollouts(folder: Path)
     assert shown.inspector.scope["filter"] == {"run_id": ["roc"], "step": 3}
     assert set(shown.inspector.rows().run_id) == {"roc"}
     shown.selected = []
-    assert "No run with rollouts" in shown.figure.figure_json
+    assert "No run with steps" in shown.figure.figure_json
 
 
 @pytest.mark.slow
@@ -130,6 +131,17 @@ def test_the_first_selected_run_is_the_newest_with_a_curve(tmp_path: Path, monke
     for run_id, steps in (("older", 2), ("trained", 2), ("evaluated", 1)):
         write_run(tmp_path, run_id, steps=steps, problems=1)
     assert overview(tmp_path).selected == ["trained"]
+
+
+def test_a_training_is_followed_from_the_loss_of_its_sft_to_its_rollouts(tmp_path: Path):
+    with RunWriter.open(tmp_path, "one-sft", kind="train", recipe={}, seed=0) as writer:
+        for step in (1, 2):
+            writer.write_step("sft", step, trajectories=[], calls=[], transcripts=[], metrics={"loss": 1 / step})
+    shown = overview(tmp_path)
+    assert shown.selected == ["one-sft"] and [list(trace.y) for trace in shown.figure.figure.data] == [[1, 0.5]]
+    write_run(tmp_path, "one-rl", steps=2, problems=1)
+    shown.refresh()
+    assert shown.selected == ["one-rl"] and shown.inspector is not None
 
 
 def test_runs_that_start_in_the_same_second_have_a_fixed_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -38,12 +38,7 @@ BOXES = """() => {
 
 
 def inside(inner: list[int], outer: list[int], slack: int = 1) -> bool:
-    return (
-        inner[0] >= outer[0] - slack
-        and inner[1] >= outer[1] - slack
-        and inner[2] <= outer[2] + slack
-        and inner[3] <= outer[3] + slack
-    )
+    return min(inner[0] - outer[0], inner[1] - outer[1], outer[2] - inner[2], outer[3] - inner[3]) >= -slack
 
 
 def overlap(a: list[int], b: list[int]) -> bool:

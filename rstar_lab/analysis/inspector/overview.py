@@ -20,6 +20,7 @@ from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.analysis.inspector.link import LinkedFigure
 from rstar_lab.analysis.inspector.palette import join_modules, styles
 from rstar_lab.analysis.inspector.widget import Bundle, Follower, NotebookWidget
+from rstar_lab.analysis.line_panels import Panel, draw_panels
 from rstar_lab.analysis.metrics import class_title, curves, get_metric, held_out_metrics, rollout_classes
 from rstar_lab.analysis.runs import open_runs, recipe_changes, recipe_columns
 from rstar_lab.analysis.views import state_of
@@ -76,12 +77,10 @@ class OverviewRow:
     def cells(self) -> list[dict[str, str]]:
         """Return the cells in the order of COLUMNS: text, and optionally title (shown on hover) and points of a line."""
         classes = "; ".join(f"{count:,} {class_title(name)}" for name, count in self.classes.items())
+        started = f"{self.kind or 'run'}, started {self.created}" if self.created else self.error
         trained = self.classes.get("trained", 0) / max(1, sum(self.classes.values()))
         cells = [
-            {
-                "text": self.run_id,
-                "title": f"{self.kind or 'run'}, started {self.created}" if self.created else self.error,
-            },
+            {"text": self.run_id, "title": started},
             {"text": self.state, "title": self.error},
             {"text": "" if self.step is None else str(self.step)},
             {"text": "" if self.step_s is None else f"{self.step_s:.3g}"},
@@ -272,11 +271,7 @@ class Overview(Follower):
         self.inspector: Inspector | None = None
         self._reader = OverviewRows(root)
         self.rows = self._reader.read()
-        if selected is None:
-            with_rollouts = [row for row in self.rows if row.trajectories and row.step is not None]
-            # Evaluations have one step; the newest run with a curve says more.
-            selected = [row.run_id for row in sorted(with_rollouts, key=lambda row: row.step == 1)][:1]
-        self.table = RunTable(self.rows, selected=selected)
+        self.table = RunTable(self.rows, selected=self._first() if selected is None else selected)
         self.figure = LinkedFigure(_empty_figure(), None)
         self._draw()
         self.table.observe(lambda _: self._draw(), "selected")
@@ -294,6 +289,11 @@ class Overview(Follower):
         """Return the table as HTML that needs no kernel and no script."""
         return render_overview(self.rows)
 
+    def _first(self) -> list[str]:
+        """Return the newest run with a curve of rollouts, else one with rollouts (evaluations have one step), else one of SFT."""
+        started = [row for row in self.rows if row.step is not None]
+        return [row.run_id for row in sorted(started, key=lambda row: (not row.trajectories, row.step == 1))][:1]
+
     def refresh(self) -> None:
         """Read the runs that changed and update the display."""
         self._show(self._reader.read())
@@ -302,29 +302,31 @@ class Overview(Follower):
         if rows == self.rows:
             return
         before = self._of_selected()
+        follows = self.inspector is None and self.selected == self._first()
         self.rows = rows
         self.table.set_rows(rows)
+        if follows:
+            self.table.selected = self._first()  # the first rollouts of a training that began with SFT
         if self._of_selected() != before:
             self._draw(new_store=False)
 
     def _of_selected(self) -> list[OverviewRow]:
-        """Return the selected runs that have rollouts."""
-        return [row for row in self.rows if row.run_id in self.selected and row.trajectories]
+        """Return the selected runs that have steps."""
+        return [row for row in self.rows if row.run_id in self.selected and row.step is not None]
 
     def _draw(self, new_store: bool = True) -> None:
         """Draw the curves of the selected runs and list their rollouts. new_store: the selection changed."""
-        run_ids = [row.run_id for row in self._of_selected()]
-        if not run_ids:
-            self.figure.update_figure(_empty_figure())
-            return
         try:
-            self._draw_runs(run_ids, new_store)
+            self._draw_runs(self._of_selected(), new_store)
         except READ_ERRORS as error:
             self.figure.update_figure(_empty_figure(f"A selected run cannot be read: {error}"))
 
-    def _draw_runs(self, run_ids: list[str], new_store: bool) -> None:
-        root = self._reader.root
-        runs = open_runs(root, run_ids=run_ids)
+    def _draw_runs(self, rows: list[OverviewRow], new_store: bool) -> None:
+        run_ids = [row.run_id for row in rows if row.trajectories]
+        runs = open_runs(self._reader.root, run_ids=run_ids or [row.run_id for row in rows])
+        if not run_ids:
+            self.figure.update_figure(_losses(runs.steps()) if rows else _empty_figure())
+            return
         frame = curves(runs, ROLLED_UP)
         names = [name for name in ROLLED_UP if frame[name].notna().any()]
         names += held_out_metrics(runs)
@@ -349,7 +351,13 @@ class Overview(Follower):
         self.start()
 
 
-def _empty_figure(text: str = "No run with rollouts is selected.") -> Figure:
+def _losses(steps: pd.DataFrame) -> Figure:
+    """Return the loss of SFT runs, which have no rollouts."""
+    points = steps.rename(columns={"run_id": "line", "step": "x", "loss": "value"})
+    return Figure(draw_panels([Panel("SFT loss", points)], x="step", hover="step %{x}: %{y:.3g}"), steps)
+
+
+def _empty_figure(text: str = "No run with steps is selected.") -> Figure:
     figure = go.Figure()
     lines = "<br>".join(map(escaped, textwrap.wrap(text, 120)[:4]))
     figure.add_annotation(text=lines, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper")

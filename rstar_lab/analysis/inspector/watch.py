@@ -77,10 +77,6 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _is_run(folder: Path) -> bool:
-    return (folder / "run.json").exists()
-
-
 def _has_rollouts(steps: pd.DataFrame) -> bool:
     return "reward_mean" in steps and bool(steps["reward_mean"].notna().any())
 
@@ -102,7 +98,7 @@ class Watch(Follower):
 
     def refresh(self) -> str:
         """Update the display once. Returns the status of the current run, or "waiting" before the first run starts."""
-        started = [folder for folder in self.folders if _is_run(folder)]
+        started = [folder for folder in self.folders if (folder / "run.json").exists()]
         if not started:
             return "waiting"
         if self.reader is None or self.reader.run_dir != started[-1]:
@@ -172,6 +168,6 @@ def watch(*runs: str | Path, every_s: float = 2.0) -> Watch:
         raise UserError("watch needs the folder of at least one run: runs/NAME")
     folders = [Path(run) for run in runs]
     for folder in folders:
-        if (folder.exists() and not _is_run(folder)) or not folder.parent.is_dir():
+        if (folder.exists() and not (folder / "run.json").exists()) or not folder.parent.is_dir():
             raise UserError(f"{folder} is not a run; give the folder of a run: runs/NAME")
     return Watch(folders, every_s)

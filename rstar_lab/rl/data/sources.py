@@ -147,7 +147,8 @@ def parse_source(text: str, fields: Mapping[str, str] | None = None) -> ParsedSo
     elif source := _named_source(path, parse_fields(mapping)):
         return ParsedSource(source, None)
     if not Path(path).suffix:
-        raise ProblemError(f"{text}: neither a file, nor ORG/NAME on the hub, nor one of {', '.join(SOURCES)}")
+        problem = "a folder" if Path(path).is_dir() else "no such file"
+        raise ProblemError(f"{text}: {problem}; give a file, ORG/NAME on the hub, or one of {', '.join(SOURCES)}")
     return ParsedSource(Source(Path(path).stem, parse_fields(mapping) or dict(fields or {})), Path(path))
 
 

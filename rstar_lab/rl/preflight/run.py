@@ -136,6 +136,5 @@ def run_preflight(
     else:
         console = Console()
         console.print(table)
-        console.print(f"time: {estimate.FORMULA}", style="dim")
         console.print(", ".join(f"{count} {status}" for status, count in counts.items()))
     return code

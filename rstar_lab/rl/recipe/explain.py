@@ -86,7 +86,7 @@ def explain(error: ValidationError, root: type[Section], stage: type[Section] | 
 def _line(item: Any, root: type[Section], stage: type[Section] | None) -> str:
     place = _Place(root, item["loc"])
     key = ".".join((*place.parts, *filter(None, (item.get("ctx", {}).get("key"),))))
-    message = item["msg"].removeprefix("Value error, ")
+    message = item["msg"].removeprefix("Value error, ").split(" or instance of ")[0]
     if item["type"] != "extra_forbidden":
         message += _remedy(item, place)
         return f"{key}: {message}" if key else message
