@@ -9,7 +9,7 @@ import sys
 import threading
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NoReturn
 
 import plotly.graph_objects as go
 import psutil
@@ -32,30 +32,32 @@ class _Renderer:
             if self._failure:
                 raise RunStoreError(self._failure)
             connection = self._connection or self._start()
+            watchdog = threading.Timer(LIMIT_S, self._kill)
+            watchdog.start()  # sending a large figure waits for the process, too
             try:
                 connection.send_bytes(json.dumps([figure.to_json(), options]).encode())
-                if not connection.poll(LIMIT_S):
-                    raise TimeoutError(f"the browser drew nothing within {LIMIT_S:g} s")
                 answer = connection.recv_bytes()
-            except (OSError, EOFError) as error:
-                self._fail(str(error) or "the browser ended")
-            if not answer.startswith(b"+"):
-                self._fail(answer.decode())
-            return answer[1:]
+            except (OSError, EOFError):
+                self._fail(f"the browser ended, or drew nothing within {LIMIT_S:g} s")
+            finally:
+                watchdog.cancel()
+            return answer[1:] if answer.startswith(b"+") else self._fail(answer.decode())
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str) -> NoReturn:
         self._failure = f"cannot draw images of figures: {' '.join(reason.split())[:300]}"
+        self._kill()
+        raise RunStoreError(self._failure)
+
+    def _kill(self) -> None:
         _kill_children(self._process.pid)
         self._process.kill()
         self._process.wait()
-        raise RunStoreError(self._failure)
 
     def _start(self) -> Connection:
         self._connection, theirs = Pipe()
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         theirs.close()
         return self._connection
@@ -92,10 +94,8 @@ def _main(connection: Connection) -> None:
     """Answer requests until the other end closes. Then end the browser too, which may not react any more."""
     try:
         asyncio.run(_serve(connection))
-    except EOFError:
-        pass
     except BaseException as error:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # the other end is closed
             connection.send_bytes((str(error) or type(error).__name__).encode())
     _kill_children(os.getpid())
     os._exit(0)

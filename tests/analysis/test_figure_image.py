@@ -36,7 +36,7 @@ def test_a_browser_that_does_not_start_is_tried_once(renderer, monkeypatch, tmp_
         browser.chmod(0o755)
     monkeypatch.setenv("BROWSER_PATH", str(browser))
     monkeypatch.setattr(figure_image, "LIMIT_S", 4.0)
-    figure = Figure(go.Figure(go.Scatter(y=[1, 2])), pd.DataFrame({"y": [1, 2]}))
+    figure = Figure(go.Figure(go.Scatter(y=[0.5] * 200_000)), pd.DataFrame({"y": [1, 2]}))  # more than a pipe holds
     bundle = LinkedFigure(figure, None).static_bundle()
     assert "image/svg+xml" not in bundle and "<table" in bundle["text/html"]
     assert not psutil.pid_exists(renderer._process.pid)
