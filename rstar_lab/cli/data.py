@@ -99,7 +99,7 @@ def prepare(
 
     def show(count: FilterCount) -> None:
         line = {"filter": count.name, "before": count.before, "dropped": count.dropped}
-        text = f"{count.name:>16} {count.before:>9,} - {count.dropped:>7,} = {count.before - count.dropped:>9,}"
+        text = f"{count.name:>16} {count.before:>9,} - {count.dropped:>7,} = {count.before - count.dropped:>9,}  {count.note}".rstrip()
         print_result(as_json, line, text)
 
     check_output(out)

@@ -153,7 +153,7 @@ def _split(source: str, fields: str) -> tuple["list[Problem]", "list[Problem]"]:
 
     Raises UserError that names the rows of a question with two answers.
     """
-    from rstar_lab.rl.data.filters import conflicts, duplicates, keep, keep_texts
+    from rstar_lab.rl.data.filters import conflicts, duplicates, keep_texts
     from rstar_lab.rl.data.similarity import Corpus
     from rstar_lab.rl.data.sources import parse_fields, parse_source, read_source
 
@@ -172,7 +172,7 @@ def _split(source: str, fields: str) -> tuple["list[Problem]", "list[Problem]"]:
     if repeated:
         rows = [candidates[place].where for place in sorted(repeated)]
         echo(f"left out repeated rows: {len(repeated)}: {_listed(rows)}")
-    candidates, texts = keep(candidates, repeated), keep_texts(texts, repeated)
+    candidates, texts = [c for n, c in enumerate(candidates) if n not in repeated], keep_texts(texts, repeated)
     if len(candidates) < 2:
         found = counted(len(candidates), "different problem")
         raise UserError(f"--problems {source}: {found}; at least 2 are needed, one of them held out")

@@ -166,23 +166,27 @@ def _results(texts: Sequence[str], calls: int) -> list[str]:
     results = next(_json_values(texts[0], "["), None) if len(texts) == 1 else None
     if not isinstance(results, list) or len(results) != calls:
         raise ValueError(f"{counted(len(texts), 'tool message')} for {counted(calls, 'call')}")
-    return [result if isinstance(result, str) else json.dumps(result, ensure_ascii=False) for result in results]
+    return [_text(result) for result in results]
+
+
+def _text(value: Any) -> str:
+    """Return a text as it is, nothing for null, and another value as JSON."""
+    return value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def _arguments(value: Any) -> dict[str, Any]:
     value = json.loads(value) if isinstance(value, str) else value
-    if not isinstance(value, dict):
+    if not isinstance(value, dict | None):
         raise ValueError("the arguments of a call are not an object")
-    return value
+    return value or {}
 
 
 def _pairs(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     turns = row.get("conversations")
-    if not isinstance(turns, list) or not all(
-        isinstance(turn, Mapping) and {"from", "value"} <= turn.keys() for turn in turns
-    ):
+    keys = {"from", "value"}
+    if not isinstance(turns, list) or not all(isinstance(turn, Mapping) and keys <= turn.keys() for turn in turns):
         raise ValueError("conversations is not a list of {from, value}")
-    return [(str(turn["from"]), str(turn["value"] or "")) for turn in turns]
+    return [(str(turn["from"]), _text(turn["value"])) for turn in turns]
 
 
 # Converters
@@ -279,10 +283,10 @@ def magicoder(row: Mapping[str, Any]) -> tuple[Messages, Tools]:
 def _plain_turns(turns: Any) -> list[_Turn]:
     if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
         raise ValueError("not a list of messages")
-    for turn in turns:
-        if turn.get("role") not in ("system", "user", "assistant") or not isinstance(turn.get("content"), str):
-            raise ValueError("a message has no known role or no text")
-    return [_turn(turn["role"], turn["content"]) for turn in turns if turn["content"].strip()]
+    pairs = [(turn.get("role"), turn.get("content") or "") for turn in turns]
+    if any(role not in ("system", "user", "assistant") or not isinstance(text, str) for role, text in pairs):
+        raise ValueError("a message has no known role or no text")
+    return [_turn(role, text) for role, text in pairs if text.strip()]
 
 
 def tulu3_if(row: Mapping[str, Any]) -> tuple[Messages, Tools]:
@@ -298,8 +302,6 @@ def nemotron_chat(row: Mapping[str, Any]) -> tuple[Messages, Tools]:
 
     Rows with reasoning are rejected. The system prompt that turns reasoning off is dropped.
     """
-    if str(row.get("reasoning", "off")) == "on":
-        raise ValueError("the answer has reasoning")
     given, output = row.get("input"), row.get("output")
     if isinstance(given, str):
         headers = _LLAMA_TURN.findall(given)
@@ -307,8 +309,11 @@ def nemotron_chat(row: Mapping[str, Any]) -> tuple[Messages, Tools]:
     if not isinstance(output, str) or not output.strip():
         raise ValueError("no output")
     answer = re.sub(r"\A\s*<think>.*?</think>", "", output.replace("<|eot_id|>", ""), flags=re.DOTALL)
-    turns = [turn for turn in _plain_turns(given) if not turn.text.startswith("detailed thinking ")]
-    return _messages([*turns, _turn("assistant", answer)]), []
+    turns = _plain_turns(given)
+    switches = [turn.text for turn in turns if turn.text.startswith("detailed thinking ")]
+    if row.get("reasoning") == "on" or "detailed thinking on" in switches or answer.lstrip().startswith("<think>"):
+        raise ValueError("the answer has reasoning")
+    return _messages([*(turn for turn in turns if turn.text not in switches), _turn("assistant", answer)]), []
 
 
 CONVERTERS: dict[str, Converter] = {

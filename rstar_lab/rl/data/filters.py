@@ -107,11 +107,6 @@ def wrong_labels(candidates: Sequence[Candidate], min_agree: int, max_answers: i
     return drops, unchecked
 
 
-def keep(candidates: Sequence[Candidate], drops: Drops) -> list[Candidate]:
-    """Return the candidates that are not dropped."""
-    return [candidate for place, candidate in enumerate(candidates) if place not in drops]
-
-
 def keep_texts(texts: Texts, drops: Drops) -> Texts:
     """Return the encoded texts that are not dropped."""
     chosen = np.ones(len(texts), bool)

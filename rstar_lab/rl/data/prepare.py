@@ -160,7 +160,7 @@ class _Filtering:
         examples = [_example(self.candidates[place], drops[place]) for place in shown]
         self.report(FilterCount(name, rule, len(self.candidates), len(drops), note, examples))
         if drops:
-            self.candidates = filters.keep(self.candidates, drops)
+            self.candidates = [one for place, one in enumerate(self.candidates) if place not in drops]
             if self.texts is not None:
                 self.texts = filters.keep_texts(self.texts, drops)
 
@@ -256,7 +256,8 @@ def _add_answers(candidates: Sequence[Candidate], path: Path | None) -> None:
             continue  # a rollout without an answer
         if values is None or key is None:
             raise ProblemError(f"{path} row {number}: expected problem_id (or question) and answers (a list)")
-        answers = [str(answer) for answer in values] if isinstance(values, list) else [str(values)]
+        sampled = values if isinstance(values, list) else [values]
+        answers = [str(answer) for answer in sampled if answer is not None]  # null: a rollout without an answer
         (by_id if "problem_id" in row else by_question)[str(key)] += answers
     for candidate in candidates:
         problem = candidate.problem
@@ -299,8 +300,7 @@ def _write(report: Report, candidates: list[Candidate], pass_rates: Mapping[str,
     for entry in report.sources:
         entry["kept"] = by_source[entry["name"]]
     if pass_rates:
-        measured = [problem.difficulty for problem in problems if problem.problem_id in pass_rates]
-        shares = [value for value in measured if value is not None]
+        shares = [1.0 - pass_rates[problem.problem_id] for problem in problems if problem.problem_id in pass_rates]
         report.difficulty = {
             "measured": len(shares),
             "not measured": len(problems) - len(shares),

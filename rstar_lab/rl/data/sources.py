@@ -243,7 +243,7 @@ def read_source(
             on_bad_row(str(error))
             continue
         sampled = row.get("answers") or [] if isinstance(row, Mapping) else []
-        yield Candidate(problem, where, source.name, [str(answer) for answer in sampled])
+        yield Candidate(problem, where, source.name, [str(answer) for answer in sampled if answer is not None])
 
 
 def _converted(source: Source, row: Any, where: str) -> Any:

@@ -89,7 +89,8 @@ def test_answers_and_rollouts_from_files(tmp_path):
     rows = jsonl(tmp_path / "p.jsonl", [problem(n, f"What is {n} + 1?", n + 1) for n in range(4)])
     votes = jsonl(
         tmp_path / "votes.jsonl",
-        [{"problem_id": "0", "answers": ["1", "1"]}, {"question": "What is 1 + 1?", "answers": ["3", "2", "4"]}],
+        [{"problem_id": "0", "answers": ["1", "1"]}, {"question": "What is 1 + 1?", "answers": ["3", "2", "4"]}]
+        + [{"problem_id": "3", "answers": [None, "5"]}],
     )
     rollouts = jsonl(
         tmp_path / "rollouts.jsonl",

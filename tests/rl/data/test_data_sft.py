@@ -95,16 +95,6 @@ def test_magicoder_answers_in_json():
     conversation = one("magicoder")
     answer = conversation.messages[1].content.removeprefix("<reason></reason>\n<answer>").removesuffix("</answer>")
     assert json.loads(answer) == {"code": "def f(x):\n    return 2 * x", "explanation": "Here it is:\n\nIt multiplies."}
-    evol = one("magicoder", {"instruction": "Double.", "response": "```\nx * 2\n```"})
-    assert '"code": "x * 2"' in evol.messages[1].content
-
-
-def test_nemotron_inputs():
-    assert [message.role for message in one("nemotron_chat").messages] == ["user", "assistant"]
-    assert one("nemotron_chat").messages[1].content == reply("Nobody.")
-    llama = "<|start_header_id|>system<|end_header_id|>\n\ndetailed thinking off<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"  # noqa: E501
-    assert one("nemotron_chat", {"input": llama, "output": "Yo", "reasoning": "off"}).messages[0].content == "Hi"
-    assert one("nemotron_chat", {"input": "Hi", "output": "Yo"}).messages[0].content == "Hi"
 
 
 @pytest.mark.parametrize(("name", "change", "reason"), FILE["refused"])
