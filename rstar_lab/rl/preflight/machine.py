@@ -20,8 +20,6 @@ from rstar_lab.untrusted.text import counted
 # The rStar2-Agent report trains its recipe in one week: 510 steps on 64 MI300X.
 PAPER_STEPS, PAPER_HOURS = 510, 168.0
 
-
-# The sandbox
 CALL_CPU_S = 0.0047  # CPU time of a call in a typical mix (docs/sandbox.md); its latency includes queueing
 TRACKERS = ("tensorboard", "wandb", "mlflow", "swanlab", "trackio")  # loggers that need a package of the same name
 
@@ -122,11 +120,8 @@ def batches(context: CheckContext) -> str:
     if context.profile.trainer == "local":
         raise NotNeeded("the local trainer has one rank")
     profile = context.profile
-    gpus, sequence, tensor = (
-        profile.hardware.gpus,
-        profile.parallelism.sequence_parallel,
-        profile.engine.tensor_parallel,
-    )
+    gpus, tensor = profile.hardware.gpus, profile.engine.tensor_parallel
+    sequence = profile.parallelism.sequence_parallel
     ranks = max(1, gpus // sequence)
     if gpus % (sequence * tensor):
         raise UserError(
@@ -135,18 +130,17 @@ def batches(context: CheckContext) -> str:
     lines = []
     for stage in context.recipe.stages:
         rl = context.recipe.settings(stage)
-        kept = rl.group_size
         if rl.problems_per_step % rl.mini_batches:
             raise UserError(
                 f"stages.{stage.name}: problems_per_step {rl.problems_per_step} / mini_batches {rl.mini_batches} is not an integer"
             )
-        mini = rl.problems_per_step // rl.mini_batches * kept
+        mini = rl.problems_per_step // rl.mini_batches * rl.group_size
         if mini % ranks:
             raise UserError(
                 f"stages.{stage.name}: a mini-batch of {mini} rollouts does not divide among {counted(ranks, 'rank')}"
             )
         lines.append(
-            f"{stage.name}: {rl.problems_per_step} x {kept} = {rl.mini_batches} x {mini} on {counted(ranks, 'rank')}"
+            f"{stage.name}: {rl.problems_per_step} x {rl.group_size} = {rl.mini_batches} x {mini} on {counted(ranks, 'rank')}"
         )
     return "; ".join(lines) or "no stages"
 

@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import Sequence
 from importlib import metadata
 from operator import attrgetter
+from pathlib import Path
+from typing import Any
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.data.similarity import tokens
@@ -16,7 +18,9 @@ from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.recipe import Recipe, RlSection, SftConfig
 from rstar_lab.rl.recipe.data import Problems
 from rstar_lab.rl.recipe.rl import TOOL_ADDRESSES
-from rstar_lab.rl.renderers.formats import render_prompt, render_tool_results
+from rstar_lab.rl.renderers import paper as chat
+from rstar_lab.rl.renderers.conversations import read_conversations
+from rstar_lab.rl.renderers.formats import render_prompt, render_tool_results, renderer_type
 from rstar_lab.rl.resolved import load_functions
 from rstar_lab.rl.rollout.checks import MAX_PROMPT_TOKENS
 from rstar_lab.untrusted.text import counted
@@ -107,8 +111,6 @@ def verl_configuration(context: CheckContext) -> str:
 
 def token_contract(context: CheckContext) -> str:
     """Check that the recipe's tokenizer keeps the turns of a conversation with a tool call."""
-    from rstar_lab.rl.renderers import paper as chat
-    from rstar_lab.rl.renderers.formats import renderer_type
     from rstar_lab.rl.renderers.model import ModelRenderer
 
     if context.recipe.model == "tiny":
@@ -235,28 +237,34 @@ def data(context: CheckContext) -> str:
 
 
 def sizes(context: CheckContext) -> str:
-    """Compare the rows of each file of SFT with its count, and the problems of each stage, without overlong ones, with
-    `problems_per_step`. Raises Warn with the numbers, UserError where an exact count or any problem is missing."""
+    """Compare the rows of each file of SFT with its count, and the problems of each stage with `problems_per_step`, both without
+    overlong ones. Raises Warn with the numbers, UserError where an exact count or any conversation or problem is missing."""
     recipe, lines, few = context.recipe, list[str](), list[str]()
+    tokenizer = None
+    with contextlib.suppress(Skip):
+        tokenizer = None if recipe.model == "tiny" else context.tokenizer
     for entry in recipe.sft.conversations if recipe.sft else ():
-        if entry.count is None or not entry.file.is_file():
+        if not entry.file.is_file():
             continue
         rows = estimate.row_count(entry.file)
-        text = f"{entry.file}: {rows:,} of {entry.count:,} conversations"
-        if rows < entry.count and entry.exact:
+        overlong = 0 if tokenizer is None else _overlong_conversations(tokenizer, entry.file, recipe)
+        count = entry.count or rows
+        text = f"{entry.file}: {rows - overlong:,} of {count:,} conversations"
+        if rows < count and entry.exact:
             raise UserError(f"{text}, and its count is exact; add rows or decrease sft.conversations count")
-        (few if rows < entry.count else lines).append(text)
+        text += f" ({overlong:,} longer than sft.max_tokens left out)" if overlong else ""
+        if rows == overlong:
+            raise UserError(f"{text}; remove the file, convert it again or increase sft.max_tokens")
+        (few if rows - overlong < count else lines).append(text)
     for stage in recipe.stages:
-        rl, sections = recipe.settings(stage), recipe.stage_problems(stage)
-        overlong = sum(_overlong(context, section, rl) for section in sections)
+        rl, sections, where = recipe.settings(stage), recipe.stage_problems(stage), f"stages.{stage.name}.problems"
+        overlong = sum(_overlong(tokenizer, section, rl) for section in sections)
         found = sum(estimate.problem_count(section) for section in sections)
         if not found:  # the check `data` reports a missing file
             continue
         if overlong == found:
-            raise UserError(
-                f"stages.{stage.name}.problems: all {found:,} prompts are longer than {MAX_PROMPT_TOKENS:,} tokens"
-            )
-        text = f"stages.{stage.name}.problems: {found - overlong:,} problems"
+            raise UserError(f"{where}: all {found:,} prompts are longer than {MAX_PROMPT_TOKENS:,} tokens")
+        text = f"{where}: {found - overlong:,} problems"
         text += " before its filter" if stage.filter else ""
         text += f" ({overlong:,} overlong ones left out)" if overlong else ""
         if found - overlong < rl.problems_per_step:
@@ -271,18 +279,27 @@ def sizes(context: CheckContext) -> str:
     return "; ".join(lines) or "no counts to compare"
 
 
-def _overlong(context: CheckContext, section: Problems, rl: RlSection) -> int:
+def _overlong(tokenizer: Any, section: Problems, rl: RlSection) -> int:
     """Return the number of problems of a file whose prompts are too long; 0 if the tokenizer is not on this machine."""
     problems = _of_file(section)
-    if not problems or context.recipe.model == "tiny":
+    if not problems or tokenizer is None:
         return 0
     from rstar_lab.rl.rollout.checks import split_overlong
     from rstar_lab.rl.rollout.codec import Codec
 
-    with contextlib.suppress(Skip):
-        codec = Codec(context.tokenizer, {}, rl.prompt_style)
-        return len(split_overlong(problems, codec, MAX_PROMPT_TOKENS)[1])
-    return 0
+    return len(split_overlong(problems, Codec(tokenizer, {}, rl.prompt_style), MAX_PROMPT_TOKENS)[1])
+
+
+def _overlong_conversations(tokenizer: Any, file: Path, recipe: Recipe) -> int:
+    """Return the number of conversations of a file that the SFT leaves out because of `sft.max_tokens`."""
+    assert recipe.sft is not None
+    limit, overlong = recipe.sft.max_tokens, 0
+    renderer, control = renderer_type(recipe.rl.prompt_style.prompt_format), chat.control_tokens(tokenizer)
+    for conversation in read_conversations(file):
+        texts = [text for text, _ in conversation.segments(control, renderer)]
+        if sum(len(text.encode()) for text in texts) > limit:  # a token has at least one byte
+            overlong += sum(map(len, tokenizer(texts, add_special_tokens=False)["input_ids"])) > limit
+    return overlong
 
 
 def repeated_problems(context: CheckContext) -> str:

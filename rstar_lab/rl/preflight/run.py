@@ -61,10 +61,7 @@ CHECKS: dict[str, Callable[[CheckContext], str | tuple[str, dict[str, Any]]]] = 
 
 
 def preflight(
-    recipe: str,
-    profile: str,
-    overrides: Mapping[str, Any] | None = None,
-    trainer: str | None = None,
+    recipe: str, profile: str, overrides: Mapping[str, Any] | None = None, trainer: str | None = None
 ) -> Iterator[Finding]:
     """Yield the findings in order. A recipe or profile that cannot be read is a failure and ends the list.
 
@@ -100,14 +97,9 @@ def _load_profile(name: str, trainer: str | None) -> Profile:
 
 
 def run_preflight(
-    recipe: str,
-    profile: str,
-    overrides: Mapping[str, Any],
-    *,
-    trainer: str | None = None,
-    strict: bool = False,
-    as_json: bool = False,
-) -> int:
+    recipe: str, profile: str, overrides: Mapping[str, Any], *,
+    trainer: str | None = None, strict: bool = False, as_json: bool = False,
+) -> int:  # fmt: skip
     """Print the findings as a table, or as one JSON object per line. Returns 1 after a failure, with `strict` also after a skip.
 
     Raises UserError for a recipe or a profile that cannot be read. With `as_json`, this is a finding.
@@ -128,11 +120,8 @@ def run_preflight(
         table.add_row(finding.check, plain(finding.status, colours[finding.status]), plain(finding.message))
     code = 1 if counts[Status.FAIL] or (strict and counts[Status.SKIP]) else 0
     if as_json:
-        print(
-            json.dumps(
-                {str(status): count for status, count in counts.items()} | {"exit": code, "formula": estimate.FORMULA}
-            )
-        )
+        summary = {str(status): count for status, count in counts.items()}
+        print(json.dumps(summary | {"exit": code, "formula": estimate.FORMULA}))
     else:
         console = Console()
         console.print(table)

@@ -87,11 +87,8 @@ def test_openmathreasoning_is_one_row_a_problem_without_label_check(tmp_path):
 
 def test_answers_and_rollouts_from_files(tmp_path):
     rows = jsonl(tmp_path / "p.jsonl", [problem(n, f"What is {n} + 1?", n + 1) for n in range(4)])
-    votes = jsonl(
-        tmp_path / "votes.jsonl",
-        [{"problem_id": "0", "answers": ["1", "1"]}, {"question": "What is 1 + 1?", "answers": ["3", "2", "4"]}]
-        + [{"problem_id": "3", "answers": [None, "5"]}],
-    )
+    by_id = [{"problem_id": "0", "answers": ["1", "1"]}, {"problem_id": "3", "answers": [None, "5"]}]
+    votes = jsonl(tmp_path / "votes.jsonl", [*by_id, {"question": "What is 1 + 1?", "answers": ["3", "2", "4"]}])
     rollouts = jsonl(
         tmp_path / "rollouts.jsonl",
         [{"problem_id": str(n), "reward": float(k < n)} for n in range(3) for k in range(2)],

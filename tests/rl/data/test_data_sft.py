@@ -115,9 +115,7 @@ def test_the_shapes_of_the_public_sets(shape):
 
 
 def test_rows_that_are_no_objects():
-    for name in CONVERTERS:
-        for row in (None, [], "text", {}):
-            assert refusal(name, row)
+    assert all(refusal(name, row) for name in CONVERTERS for row in (None, [], "text", {}))
 
 
 # --- files, mix -------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from rstar_lab.rl.problems import Problem, write_problems
 from rstar_lab.rl.renderers.formats import render_prompt
 
 pytestmark = pytest.mark.slow
+REPLY = {"role": "assistant", "content": "<reason></reason><answer>y</answer>"}
 PAPER = {
     "name": "paper",
     "model": "Qwen/Qwen3-14B-Base",
@@ -340,13 +341,16 @@ def test_strict_turns_a_skip_into_a_failure(recipe, storage):
 def sizes(tmp_path, problems=8, conversations=5, **keys):
     """Return the check `sizes` of a recipe with files of this many problems and conversations; count is 5, a step has 8 problems."""
     rows = [{"question": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(problems)]
-    chat = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}
-    for name, lines in (("p", rows), ("c", [chat] * conversations)):
+    chats = [
+        {"conversation_id": str(n), "source": "s", "messages": [{"role": "user", "content": "7 " * 100 * n}, REPLY]}
+        for n in range(conversations)
+    ]
+    for name, lines in (("p", rows), ("c", chats)):
         (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in lines))
     stage = {"name": "rl", "steps": 1, "problems": {"file": str(tmp_path / "p.jsonl")}}
     entry = {"file": str(tmp_path / "c.jsonl"), "count": 5, "exact": keys.pop("exact", False)}
     changes = {
-        "sft": {"conversations": [entry]},
+        "sft": {"conversations": [entry], "max_tokens": keys.pop("max_tokens", 8192)},
         "stages": [stage],
         "rl.problems_per_step": 8,
         "evaluate.sets": {},
@@ -377,3 +381,13 @@ def test_problems_with_overlong_prompts_do_not_count(tmp_path, monkeypatch):
     monkeypatch.setattr(recipe_checks, "MAX_PROMPT_TOKENS", 10)
     with pytest.raises(UserError, match="all 8 prompts are longer than 10 tokens"):
         sizes(tmp_path, model=str(tmp_path / "model"))
+
+
+def test_conversations_that_are_too_long_do_not_count(tmp_path):
+    make_model(tmp_path / "model")
+    model = str(tmp_path / "model")
+    assert "5 of 5 conversations" in sizes(tmp_path, model=model)
+    with pytest.raises(Warn, match=r"3 of 5 conversations \(2 longer than sft.max_tokens left out\)"):
+        sizes(tmp_path, model=model, max_tokens=600)
+    with pytest.raises(UserError, match=r"0 of 5 conversations \(5 longer"):
+        sizes(tmp_path, model=model, max_tokens=4)
