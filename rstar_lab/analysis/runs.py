@@ -20,12 +20,11 @@ from rstar_lab.analysis.queries import check_query
 from rstar_lab.analysis.text_search import excerpt, search_pattern
 from rstar_lab.analysis.token_frame import token_frame
 from rstar_lab.analysis.views import Views, select_files_sql, uncompressed_text_bytes
-from rstar_lab.exchange.import_rows import REWARDS_FILE
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.errors import READ_ERRORS
 from rstar_lab.runs.messages import read_messages
 from rstar_lab.runs.reader import RunReader, read_steps, run_folders
-from rstar_lab.runs.schema import TRANSCRIPTS
+from rstar_lab.runs.schema import REWARDS_FILE, TRANSCRIPTS
 from rstar_lab.untrusted.files import reading
 from rstar_lab.untrusted.parquet import read_parquet
 from rstar_lab.untrusted.recipes import ForeignRecipe
@@ -440,7 +439,7 @@ def model_title(folder: str) -> str:
 def _run_row(reader: RunReader) -> dict[str, Any]:
     info = reader.info
     parent, model = info.get("parent") or {}, (info.get("extra") or {}).get("model")
-    rollup = reader.rollup().select(["step", "rows_trajectories"])
+    rollup = reader.rollup(columns=("step", "rows_trajectories"))
     return {
         "run_id": info["run_id"], "kind": info["kind"], "status": reader.status,
         "created": pd.Timestamp(created) if (created := info.get("created")) else pd.NaT, "seed": info.get("seed"),

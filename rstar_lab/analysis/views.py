@@ -42,7 +42,7 @@ class Views:
         # Files that the readers accepted, by run and level, and those that the connection may read.
         self._accepted: dict[tuple[Path, str], list[str]] = {}
         self._readable: set[str] = set()
-        self._connection = connect()
+        self._connection: duckdb.DuckDBPyConnection | None = None
         self._views: dict[str, tuple] = {}
         self._readers: dict[Path, RunReader] = {}
         self._unreadable: dict[Path, tuple] = {}  # state of runs that cannot be read
@@ -138,7 +138,7 @@ class Views:
             state = self.state() if names else ()
             tables = {name: self._table(name) for name in names if self._views.get(name) != state}
             accepted = {path for paths in self._accepted.values() for path in paths}
-            if accepted - self._readable:  # the configuration of a connection cannot be changed
+            if self._connection is None or accepted - self._readable:  # the configuration of a connection is locked
                 self._connection, self._readable = connect(accepted, memory_limit=_MEMORY), accepted
                 self._views.clear()
                 tables |= {name: self._table(name) for name in names - tables.keys()}
@@ -346,7 +346,7 @@ def _sql_texts(values: Sequence[str]) -> str:
 
 def _should_have(reader: RunReader, level: str) -> bool:
     """Return whether the run has trajectories that should have rows of this level."""
-    rollup = reader.rollup().select(["rows_trajectories", "calls_n", "calls_mean"]).to_pylist()
+    rollup = reader.rollup(columns=("step", "rows_trajectories", "calls_mean")).to_pylist()
     if not any(row["rows_trajectories"] for row in rollup):
         return False
     return level != "calls" or any(row["calls_mean"] is None or row["calls_mean"] > 0 for row in rollup)

@@ -20,7 +20,7 @@ def main() -> None:
         signal.signal(signal.SIGINT, lambda *_: os._exit(exit_code()))
     from rstar_lab.cli.command_line import run
     from rstar_lab.common.temporary import SHARED_MEMORY, remove_stale_folders
-    from rstar_lab.hardware.processes import raise_open_files
+    from rstar_lab.hardware.limits import raise_open_files
 
     raise_open_files()
     remove_stale_folders(Path(tempfile.gettempdir()), SHARED_MEMORY)

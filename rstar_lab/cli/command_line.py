@@ -103,9 +103,8 @@ def _mount() -> None:
     for panel, modules in COMMANDS.items():
         for name, text in modules.items():
             try:
-                measures = name in MEASURES
-                module = load_benchmark(f"commands.{name}") if measures else import_module(f"rstar_lab.cli.{name}")
-                commands = module.app
+                home = "commands" if name in MEASURES else "rstar_lab.cli"
+                commands = (load_benchmark if name in MEASURES else import_module)(f"{home}.{name}").app
             except (ModuleNotFoundError, UserError) as error:
                 settings = {"allow_extra_args": True, "ignore_unknown_options": True}
                 missing = _missing_command(error)

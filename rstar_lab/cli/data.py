@@ -24,8 +24,7 @@ def synthesize(
         list[str] | None, typer.Option("--family", help="Use only this family. Can be repeated.")
     ] = None,
     exclude: Annotated[
-        list[Path] | None,
-        typer.Option(help="Problem file whose questions are not used. Can be repeated."),
+        list[Path] | None, typer.Option(help="Problem file whose questions are not used. Can be repeated.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -61,8 +60,7 @@ def prepare(
     fields: Fields = "",
     any_answer: Annotated[bool, typer.Option("--any-answer", help="Also keep answers that are not integers.")] = False,
     ngram: Annotated[
-        int,
-        typer.Option(help="Number of consecutive shared words that counts as contamination.", min=1),
+        int, typer.Option(help="Number of consecutive shared words that counts as contamination.", min=1)
     ] = 8,
     answers: Annotated[
         Path | None,

@@ -7,7 +7,6 @@ import typer
 
 from rstar_lab.cli.shared import AsJson, RunName, RunsFolder, examples, find_run, print_result
 from rstar_lab.common.errors import UserError
-from rstar_lab.untrusted.files import parse_json
 from rstar_lab.untrusted.text import counted
 
 app = typer.Typer()
@@ -71,6 +70,8 @@ def export(
 
 def _filter(text: str | None) -> Any:
     """Return a filter given as SQL or as a JSON object. Raises UserError for broken JSON."""
+    from rstar_lab.untrusted.files import parse_json
+
     return parse_json(text, "--where", dict) if text and text.lstrip().startswith("{") else text
 
 
@@ -81,10 +82,7 @@ def _questions(files: list[Path] | None) -> dict[str, list[str]]:
     return {file.stem: [problem.question for problem in load_problems(file)] for file in files or ()}
 
 
-@app.command(
-    "import",
-    epilog=examples("rstar-lab import rollouts.jsonl --format messages"),
-)
+@app.command("import", epilog=examples("rstar-lab import rollouts.jsonl --format messages"))
 def import_run(
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="File or folder of the other program.")],
     format: Annotated[str, typer.Option("--format", help="inspect, messages, trl or verl.")],

@@ -9,7 +9,6 @@ import typer
 
 from rstar_lab.cli.shared import examples
 from rstar_lab.common.errors import UserError, program
-from rstar_lab.untrusted.files import read_text
 from rstar_lab.untrusted.text import counted, echo
 
 if TYPE_CHECKING:
@@ -246,6 +245,7 @@ def recipe_text(
     import yaml
 
     from rstar_lab.rl.preflight.context import architecture_of
+    from rstar_lab.untrusted.files import read_text
 
     hardware = profile.hardware
     size = "cpu" if not hardware.gpus else "one_gpu" if profile.trainer == "local" else "cluster"

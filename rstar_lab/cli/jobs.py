@@ -25,8 +25,7 @@ BackendOption = Annotated[
 ]
 AddressOption = Annotated[str | None, typer.Option(help="URL of Ray's dashboard, http://HOST:8265.")]
 HostOption = Annotated[
-    str | None,
-    typer.Option(help="Run the job on this host over ssh: HOST, USER@HOST or an alias of ~/.ssh/config."),
+    str | None, typer.Option(help="Run the job on this host over ssh: HOST, USER@HOST or an alias of ~/.ssh/config.")
 ]
 StorageOption = Annotated[Path | None, typer.Option(help="Folder of runs. Default: storage.runs of the profile.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Print the job's progress until it ends.")]

@@ -85,7 +85,7 @@ def _summary(folder: Path) -> dict[str, Any]:
 
     reader = RunReader(folder)
     info, steps = reader.info, reader.steps()
-    rollup = reader.rollup().select(["rows_trajectories", "reward_mean"]).to_pylist()
+    rollup = reader.rollup(steps, ("step", "rows_trajectories", "reward_mean")).to_pylist()
     rewards = [row["reward_mean"] for row in rollup if row["reward_mean"] is not None]
     return {
         "run_id": info["run_id"], "kind": info["kind"], "status": reader.status, "created": info.get("created"),

@@ -47,8 +47,7 @@ Preload = Annotated[
     typer.Option(help="Module to import once, for all programs whose code names it. Repeat it for several."),
 ]
 Isolation = Annotated[
-    str,
-    typer.Option(help="namespaces, or gvisor: a container with gVisor's kernel for every call. Requires runsc."),
+    str, typer.Option(help="namespaces, or gvisor: a container with gVisor's kernel for every call. Requires runsc.")
 ]
 Drain = Annotated[float, typer.Option("--drain", min=0, help="Seconds that running calls may continue after SIGTERM.")]
 # The text of the commands names the variables: the column of option texts is too narrow for them.

@@ -1,6 +1,5 @@
 """Options shared by several commands, and helpers that run a command and print its errors."""
 
-import asyncio
 import difflib
 import json
 import os
@@ -86,6 +85,8 @@ def check_output(path: Path, *, folder: bool = False) -> None:
 
 def run_async(work: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine and return its result. Ctrl-C ends the process with one line and code 130, a signal or a closed output alike."""
+    import asyncio
+
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:

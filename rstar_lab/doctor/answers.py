@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import pandas as pd
 
+from rstar_lab import verify
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.common.errors import UserError
 from rstar_lab.runs.messages import own_texts
 from rstar_lab.untrusted.text import counted
-from rstar_lab.verify import Undecided, extract_answer, last_boxed, same_answer
 from rstar_lab.verify.gold import final_answer
 
 LONGEST = 200  # characters of an answer; a longer true answer is a worked solution
@@ -87,7 +87,13 @@ def _stated(text: str) -> str | None:
     return answer.strip(" .*$\"'")[:LONGEST] or None
 
 
-_READERS: tuple[Callable[[str], str | None], ...] = (extract_answer, last_boxed, _in_tags, _after_hashes, _stated)
+_READERS: tuple[Callable[[str], str | None], ...] = (
+    verify.extract_answer,
+    verify.last_boxed,
+    _in_tags,
+    _after_hashes,
+    _stated,
+)
 
 
 def _candidates(text: str) -> set[str]:
@@ -167,6 +173,6 @@ def _decided(answer: str, truth: str) -> bool | None:
 def _are_equal_formulas(answer: str, truth: str) -> bool | None:
     """Return True if the grader calls both equal. What it calls unequal can be another notation, so that is None."""
     try:
-        return same_answer(answer, truth) or None
-    except (Undecided, UserError):
+        return verify.same_answer(answer, truth) or None
+    except (verify.Undecided, UserError):
         return None

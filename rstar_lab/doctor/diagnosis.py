@@ -14,13 +14,12 @@ from rstar_lab.common.temporary import LockedFolder
 from rstar_lab.doctor.logs import read_logs
 from rstar_lab.doctor.rule import WINDOW, Evidence, Log, Rule
 from rstar_lab.doctor.rules import RULES
-from rstar_lab.hardware.profiles import Hardware, load_profile
-from rstar_lab.rl.plugins import load_named
 from rstar_lab.runs.tables import UNUSABLE
 from rstar_lab.untrusted.text import counted, html
 
 if TYPE_CHECKING:
     from rstar_lab.analysis.inspector.inspector import Inspector
+    from rstar_lab.hardware.profiles import Hardware
 
 RATES_FILE = Path(__file__).parent / "rates.json"
 
@@ -196,6 +195,8 @@ def doctor(*paths: str | Path, rules: Sequence[str] = (), profile: str | Path | 
     Raises:
         UserError: If a path holds no known log, or a rule or a profile cannot be loaded.
     """
+    from rstar_lab.hardware.profiles import load_profile
+
     chosen = (*RULES, *(_own_rule(name) for name in rules))
     hardware = load_profile(profile).hardware if profile else None
     files = LockedFolder("doctor")
@@ -208,7 +209,7 @@ def doctor(*paths: str | Path, rules: Sequence[str] = (), profile: str | Path | 
     return replace(diagnose(logs, chosen, hardware), files=files)
 
 
-def diagnose(logs: Sequence[Log], rules: Sequence[Rule] = RULES, hardware: Hardware | None = None) -> Diagnosis:
+def diagnose(logs: Sequence[Log], rules: Sequence[Rule] = RULES, hardware: "Hardware | None" = None) -> Diagnosis:
     """Apply rules to logs. hardware: that of the runs, for the cost of lost compute."""
     findings, silent = list[Finding](), list[str]()
     unchecked, too_few = dict[str, list[str]](), dict[str, str]()
@@ -282,7 +283,7 @@ def wasted_tokens(log: Log) -> dict[str, float]:
     return {name: value / (1 + again) for name, value in parts.items()} | {"retries": again / (1 + again)}
 
 
-def lost_compute(log: Log, waste: dict[str, float], hardware: Hardware | None) -> dict[str, float]:
+def lost_compute(log: Log, waste: dict[str, float], hardware: "Hardware | None") -> dict[str, float]:
     """Return the hours, gpu_hours and cost of the tokens that trained nothing, as far as the log and the profile tell them."""
     if not waste or not log.has("steps.generate_s"):
         return {}
@@ -300,6 +301,8 @@ def _cost(lost: dict[str, float]) -> str:
 
 
 def _own_rule(name: str) -> Rule:
+    from rstar_lab.rl.plugins import load_named
+
     rule = load_named(name, "--rule")
     if not isinstance(rule, Rule):
         raise UserError(f"--rule {name}: is not a rstar_lab.doctor.Rule")

@@ -149,9 +149,7 @@ class _Evaluation:
 
 
 def _problems(a: _Evaluation, b: _Evaluation, left_out: int) -> Part:
-    truths = pd.concat(
-        [side.rows.groupby("problem_id").truth.first() for side in (a, b)], axis="columns", keys=["a", "b"]
-    )
+    truths = pd.concat([side.rows.groupby("problem_id").truth.first() for side in (a, b)], axis=1, keys=["a", "b"])
     known = truths.dropna().astype(str)
     other = known.index[known.a != known.b]
     text = f"{counted(len(truths), 'problem')} in common; left out, because only one run has them: {left_out}."

@@ -19,8 +19,9 @@ from typing import Any
 from rstar_lab.common.errors import UserError, install_hint
 from rstar_lab.doctor.metric_names import canonical
 from rstar_lab.exchange import importers
-from rstar_lab.exchange.import_rows import REWARDS_FILE, Row, digest, number_in_name, step_number, write_run
+from rstar_lab.exchange.import_rows import Row, digest, number_in_name, step_number, write_run
 from rstar_lab.exchange.rollout_rows import USED, converted, first, is_number, is_trace
+from rstar_lab.runs.schema import REWARDS_FILE
 from rstar_lab.untrusted.files import DataError, open_stream, parse_json, read_bytes, read_json, reading
 from rstar_lab.untrusted.parquet import read_footer
 from rstar_lab.untrusted.text import counted

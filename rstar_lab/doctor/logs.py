@@ -263,7 +263,8 @@ def _own(path: Path) -> list[Log]:
     logs, damaged = list[Log](), list[str]()
     for row in chosen.to_dict("records"):
         try:
-            logs.append(_own_log(row, table, measured))
+            opened = runs if row["path"] == str(path) else open_runs(str(row["path"]))
+            logs.append(_own_log(row, opened, table, measured))
         except READ_ERRORS as error:  # one run of a shared folder does not end the diagnosis of the others
             if len(chosen) == 1:
                 raise
@@ -273,10 +274,10 @@ def _own(path: Path) -> list[Log]:
     return [replace(logs[0], notes=(*logs[0].notes, *damaged)), *logs[1:]]
 
 
-def _own_log(row: Mapping[Any, Any], table: pd.DataFrame, measured: pd.DataFrame) -> Log:
-    """Return the log of one run. row: its row in `table`, which has all runs. measured: metrics of all runs. Raises RunStoreError if
-    its files are damaged."""
-    opened, reader = open_runs(str(row["path"])), RunReader(str(row["path"]))
+def _own_log(row: Mapping[Any, Any], opened: Runs, table: pd.DataFrame, measured: pd.DataFrame) -> Log:
+    """Return the log of one run. row: its row in `table`, which has all runs. opened: the run. measured: metrics of all runs. Raises
+    RunStoreError if its files are damaged."""
+    reader = RunReader(str(row["path"]))
     own = measured[measured.run_id == row["run_id"]] if len(measured) else measured
     evaluated = table[(table.kind == "evaluate") & (table.parent_run == row["run_id"])]
     evaluations = open_runs(evaluated.path.tolist()) if len(evaluated) else None

@@ -60,6 +60,8 @@ class Log:
     training: bool = True
     plain_advantages: bool = True
     not_finite: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    _texts: dict[int, pd.DataFrame] = field(default_factory=dict, init=False, repr=False)  # results of `texts`
+    _rows: dict[int, list[tuple[Any, ...]]] = field(default_factory=dict, init=False, repr=False)  # of `_texts_of`
 
     def missing(self, columns: Sequence[str]) -> list[str]:
         """Return the columns that the log does not have.
@@ -132,26 +134,22 @@ class Log:
         (`prompt`), the model's own text (`own`), the outputs of successful tool calls (`outputs`), and the program and the output of the
         first call (`first_call`)."""
         if steps not in self._texts:
-            self._texts[steps] = self._read_texts(steps)
+            rows = [row for step in self._chosen(steps) for row in self._texts_of(step)]
+            texts = pd.DataFrame(rows, columns=["traj_id", "question", "prompt", "own", "outputs", "first_call"])
+            self._texts[steps] = self.rollouts.merge(texts, on="traj_id")
         return self._texts[steps]
 
-    @cached_property
-    def _texts(self) -> dict[int, pd.DataFrame]:
-        """The results of `texts`."""
-        return {}
-
-    def _read_texts(self, steps: int) -> pd.DataFrame:
-        rows = []
-        for stored in self._transcripts("question, messages", steps):
-            for row in stored.to_pylist():
+    def _texts_of(self, step: int) -> list[tuple[Any, ...]]:
+        if step not in self._rows:
+            rows = self._rows[step] = []
+            for row in self._transcripts("question, messages", [step])[0].to_pylist():
                 messages = read_messages(row["messages"])
                 own = "\n".join(message["content"] for message in messages if message["role"] == "assistant")
                 system = [message["content"] for message in messages[:1] if message["role"] == "system"]
                 tools = [message for message in messages if message["role"] == "tool"]
                 outputs = [message["content"] for message in tools if message.get("outcome") in (None, "ok")]
                 rows.append((row["traj_id"], row["question"], "".join(system), own, outputs, _first_call(messages)))
-        texts = pd.DataFrame(rows, columns=["traj_id", "question", "prompt", "own", "outputs", "first_call"])
-        return self.rollouts.merge(texts, on="traj_id")
+        return self._rows[step]
 
     def reward_parts(self) -> pd.DataFrame:
         """Return traj_id, step and one column per part of the reward, for logs that have several."""
@@ -163,16 +161,20 @@ class Log:
     def tokens(self, steps: int = 6) -> pd.DataFrame:
         """Return traj_id, step, prompt_ids, loss_mask and engine_log_probs of the rollouts whose arrays are stored, of up to `steps`
         steps, spread over the run."""
-        found = pa.concat_tables(self._transcripts("step, prompt_ids, loss_mask, engine_log_probs", steps)).to_pandas()
+        found = pa.concat_tables(
+            self._transcripts("step, prompt_ids, loss_mask, engine_log_probs", self._chosen(steps))
+        ).to_pandas()
         return found[found.loss_mask.notna()]
 
-    def _transcripts(self, columns: str, steps: int) -> list[pa.Table]:
-        """Return the columns of the transcripts of up to `steps` steps, spread over the run."""
-        assert self.runs is not None
+    def _chosen(self, steps: int) -> list[int]:
+        """Return up to `steps` steps, spread over the run."""
         known = sorted(self.rollouts.step.unique())
-        chosen = sorted({int(known[i]) for i in np.linspace(0, len(known) - 1, steps).astype(int)})
+        return sorted({int(known[i]) for i in np.linspace(0, len(known) - 1, steps).astype(int)})
+
+    def _transcripts(self, columns: str, steps: Sequence[int]) -> list[pa.Table]:
+        assert self.runs is not None
         query = f"SELECT traj_id, {columns} FROM transcripts WHERE step = ?"
-        return [self.runs.arrow(query, [step]) for step in chosen]
+        return [self.runs.arrow(query, [step]) for step in steps]
 
     def last(self, window: int = WINDOW) -> pd.DataFrame:
         """Return the rollouts of the last steps."""
@@ -239,8 +241,9 @@ def rule(name: str, **fields: Any) -> Callable[[Check], Rule]:
 def share(hits: pd.Series, rollouts: pd.DataFrame, level: float = 0.95) -> tuple[float, float, float]:
     """Return the share of rollouts that hit, with its interval over problems, or over rollouts if there is one problem only."""
     problems = rollouts.problem_id.fillna(rollouts.group_id) if "problem_id" in rollouts else rollouts.traj_id
-    by = hits.astype(float).groupby(problems if problems.nunique() > 1 else rollouts.traj_id).agg(["sum", "size"])
-    found = ratio(by["sum"].to_numpy(float), by["size"].to_numpy(float), len(hits), level=level)
+    numbers = pd.factorize(problems if problems.nunique() > 1 else rollouts.traj_id, sort=True)[0] + 1  # 0: unknown
+    sums, sizes = np.bincount(numbers, hits.astype(float)), np.bincount(numbers).astype(float)
+    found = ratio(sums[1:], sizes[1:], len(hits), level=level)
     return found.value, found.low, found.high
 
 

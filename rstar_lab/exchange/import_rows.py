@@ -26,12 +26,11 @@ from rstar_lab.runs import RunStoreError, RunWriter
 from rstar_lab.runs.files import atomic_write
 from rstar_lab.runs.messages import own_texts
 from rstar_lab.runs.reflection_words import count_reflection_words
-from rstar_lab.runs.schema import is_valid_name
+from rstar_lab.runs.schema import REWARDS_FILE, is_valid_name
 from rstar_lab.tool_calls import parse_stored_calls
 from rstar_lab.untrusted import files
 
 Row = dict[str, Any]
-REWARDS_FILE = "rewards.parquet"  # traj_id and one column per reward function
 _STAGE = "import"
 _NOT_FINITE = ("nan", "inf", "-inf", "infinity", "-infinity")
 _COPIED = (

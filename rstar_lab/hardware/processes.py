@@ -1,9 +1,8 @@
-"""Processes: those of a job (also outside of its process tree), their memory, open files and ports."""
+"""Processes: those of a job (also outside of its process tree), their memory and ports."""
 
 import contextlib
 import ctypes
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -108,16 +107,6 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
-
-
-def raise_open_files() -> int:
-    """Raise this process's limit of open files to its hard limit, and return the limit. Slurm passes on the limit of a login
-    shell, often 1,024, which a trainer or a service with many connections exceeds."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    with contextlib.suppress(OSError, ValueError):  # macOS rejects its own hard limit, which is infinite
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return 1 << 20 if soft == resource.RLIM_INFINITY else soft
 
 
 def process_tree_bytes(pid: int) -> int:

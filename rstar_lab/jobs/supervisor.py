@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from rstar_lab.common.errors import UserError, exit_with_message
-from rstar_lab.hardware.processes import JOB_VARIABLE, end_processes, raise_open_files, wait_or_kill
+from rstar_lab.hardware.limits import raise_open_files
+from rstar_lab.hardware.processes import JOB_VARIABLE, end_processes, wait_or_kill
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs.sandbox_service import wait_for_service
 from rstar_lab.jobs.secrets import redact, secret_values

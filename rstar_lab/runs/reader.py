@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
@@ -113,7 +112,7 @@ class RunReader:
 
     def _files(self, level: str) -> tuple[list[StoredFile], list[Damage]]:
         steps = self.steps()
-        rows = self.rollup(steps).select(["step", f"rows_{level}"]).to_pydict()
+        rows = self.rollup(steps, ("step", f"rows_{level}")).to_pydict()
         expected = dict(zip(rows["step"], rows[f"rows_{level}"], strict=True))
         stored, damages = self._scan(level, steps)
         for file in stored:
@@ -159,23 +158,22 @@ class RunReader:
             stored.append(StoredFile(path, stage, tuple(inside), set(held) != set(inside), footer.rows, footer.lacking))
         return sorted(stored, key=lambda file: file.steps), damages
 
-    def rollup(self, steps: dict[int, str] | None = None) -> pa.Table:
-        """Return n, mean and sd of each number column, one row per committed step (schema: tables.ROLLUP). steps: of `steps`."""
+    def rollup(self, steps: dict[int, str] | None = None, columns: tuple[str, ...] | None = None) -> pa.Table:
+        """Return n, mean and sd of number columns by committed step (schema: tables.ROLLUP). steps: of `steps`. columns: with `step`."""
         path, steps = self.run_dir / "rollup.parquet", self.steps() if steps is None else steps
         if not steps:
             return ROLLUP.empty_table()
+        rebuild = f"`rstar-lab runs compact {self.run_dir.name}` rebuilds it"
         if not path.exists():
-            raise RunStoreError(f"{path} is missing; `rstar-lab runs compact {self.run_dir.name}` rebuilds it")
+            raise RunStoreError(f"{path} is missing; {rebuild}")
         if (rows := check_file(path, "rollup").rows) > len(steps) + MORE_ROWS:
             raise RunStoreError(f"{path} is damaged: it has {rows} rows for {len(steps)} steps")
         stat = path.stat()
-        table = _read_rollup(path, stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        table = _read_rollup(path, columns, stat.st_mtime_ns, stat.st_size, stat.st_ino)
         present = table["step"].to_pylist()
         if missing := steps.keys() - set(present):
-            raise RunStoreError(
-                f"{path} lacks step {min(missing)}; `rstar-lab runs compact {self.run_dir.name}` rebuilds it"
-            )
-        return filter_steps(table, tuple(steps))
+            raise RunStoreError(f"{path} lacks step {min(missing)}; {rebuild}")
+        return table if len(present) == len(steps) else filter_steps(table, tuple(steps))
 
     def read(self, level: str, columns: list[str] | None = None) -> pa.Table:
         """Return all committed rows of a level. For large runs use `rstar_lab.analysis`, which reads only what a query needs."""
@@ -234,6 +232,8 @@ def with_all_columns(table: pa.Table, lacking: Iterable[str]) -> pa.Table:
 
 def filter_steps(table: pa.Table, steps: Sequence[int]) -> pa.Table:
     """Return the rows of these steps."""
+    import pyarrow.compute as pc
+
     numbers = [None, pa.py_buffer(array("i", steps))]  # pa.array() imports pandas
     chosen = pc.is_in(table["step"], pa.Array.from_buffers(pa.int32(), len(steps), numbers))
     return table if pc.all(chosen).as_py() else table.filter(chosen)
@@ -288,8 +288,8 @@ def _spans(footer: pq.FileMetaData) -> list[tuple[float, float]]:
 
 
 @lru_cache(maxsize=256)
-def _read_rollup(path: Path, *_state: int) -> pa.Table:
-    return read_parquet(path)
+def _read_rollup(path: Path, columns: tuple[str, ...] | None, *_state: int) -> pa.Table:
+    return read_parquet(path, columns)
 
 
 def _by_width(folder: Path) -> Iterator[tuple[Path, int, int]]:
@@ -337,9 +337,7 @@ def find_runs_dir(runs_dir: str | Path = "", *, required: bool = False) -> Path:
     """
     folder = _find(runs_dir)
     if required and not (folder / "run.json").exists() and not any(folder.glob("*/run.json")):
-        raise RunStoreError(
-            f"there is no run in {folder}: run `make demo` in the folder of the project, or set runs_dir"
-        )
+        raise RunStoreError(f"there is no run in {folder}: run `make demo` in the project's folder, or set runs_dir")
     return folder
 
 

@@ -92,6 +92,7 @@ DERIVED_COLUMNS = frozenset({"rewarded", "verified", "correct"})
 
 LEVELS = {"trajectories": TRAJECTORIES, "calls": CALLS, "transcripts": TRANSCRIPTS}
 
+REWARDS_FILE = "rewards.parquet"  # of an imported run: traj_id and one column per reward function
 STAGE = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"  # a name of a folder has at most 255 characters
 _FILE = re.compile(r"steps?=(\d+)(?:-(\d+))?\.parquet")
 

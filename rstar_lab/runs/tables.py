@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, MODEL_ERRORS, Outcome
 from rstar_lab.runs.schema import DERIVED_COLUMNS, LEVELS, TRAJECTORIES, schema_with_metadata
@@ -120,6 +119,8 @@ def rollup_row(trajectories: pa.Table, counts: dict[str, int], where: dict[str, 
 
     Errors and calls are counted from the outcomes if a row has them, without infrastructure failures.
     """
+    import pyarrow.compute as pc
+
     data = {name: numbers(trajectories[name]) for name in _NUMBERS}
     kinds = trajectories["outcomes"].combine_chunks()
     has_outcomes = kinds.is_valid().to_numpy(zero_copy_only=False)

@@ -7,7 +7,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from rstar_lab.hardware.processes import raise_open_files
+from rstar_lab.hardware.limits import raise_open_files
 from rstar_lab.sandbox.access import ON_AUTHENTICATED
 
 # Bytes of the headers of one request, and bytes that are neither headers nor body (the framing of chunks, trailers).

@@ -21,7 +21,7 @@ import uvloop
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.common.service_tokens import published_token
-from rstar_lab.hardware.processes import raise_open_files
+from rstar_lab.hardware.limits import raise_open_files
 from rstar_lab.sandbox.access import LOOPBACK, check_exposure, listen
 from rstar_lab.sandbox.call import CallResult, OnOutput
 from rstar_lab.sandbox.http_limits import http_limits

@@ -5,7 +5,7 @@ expanded. pyarrow is imported at the first use, because the extra `sandbox` does
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -28,9 +28,7 @@ def read_footer(path: str | Path) -> "pq.FileMetaData":
         return _checked_footer(file)
 
 
-def read_parquet(
-    path: str | Path, columns: Sequence[str] | None = None, groups: Iterable[int] | None = None
-) -> "pa.Table":
+def read_parquet(path: str | Path, columns: Sequence[str] | None = None, groups: list[int] | None = None) -> "pa.Table":
     """Return the rows of a Parquet file. columns, groups: default: all columns and row groups. Raises DataError."""
     import pyarrow as pa
 
@@ -38,10 +36,10 @@ def read_parquet(
         schema = schema if columns is None else pa.schema([schema.field(name) for name in columns], schema.metadata)
         tables, total = [pa.Table.from_batches([], schema)], 0
         for group in range(file.num_row_groups) if groups is None else groups:
-            table = file.read_row_group(group, schema.names)
+            table = file.read_row_group(group, schema.names).select(schema.names)
             if (total := total + sum(map(_bytes_of, table.columns))) > most:
                 raise ValueError("it unpacks to far more than its size")
-            tables.append(table.select(schema.names).cast(schema))
+            tables.append(table if table.schema == schema else table.cast(schema))
         return pa.concat_tables(tables)
 
 
@@ -99,11 +97,12 @@ def _checked_footer(file: BinaryIO) -> "pq.FileMetaData":
 def _bytes_of(array: Any) -> int:
     """Return the bytes of an Arrow array after its dictionaries are expanded."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     if isinstance(array, pa.ChunkedArray):
         return sum(map(_bytes_of, array.chunks))
     if pa.types.is_dictionary(array.type):
+        import pyarrow.compute as pc
+
         lengths = pc.binary_length(array.dictionary).cast(pa.int64())
         return array.nbytes + (pc.sum(lengths.take(array.indices)).as_py() or 0)
     if pa.types.is_map(array.type):

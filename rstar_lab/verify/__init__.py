@@ -5,12 +5,15 @@ r"""Answer verification: extract the final answer of a response and compare it w
 Source of the default rule: rStar2-Agent, section 2: the reward is 1 exactly if the boxed answer inside the answer tags
 equals the true answer.
 """
+# ruff: noqa: F401  the names are the exports
 
-from rstar_lab.verify.comparison import canonical_integer, readable, same_answer, verify, verify_many, warm_up
-from rstar_lab.verify.extraction import ANSWER_FORMATS, AnswerFormat, extract_answer, last_boxed, last_number
-from rstar_lab.verify.pool import Undecided
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "ANSWER_FORMATS", "AnswerFormat", "Undecided", "canonical_integer", "extract_answer", "last_boxed", "last_number", "readable",
-    "same_answer", "verify", "verify_many", "warm_up",
-]  # fmt: skip
+from rstar_lab.common.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from rstar_lab.verify.comparison import canonical_integer, readable, same_answer, verify, verify_many, warm_up
+    from rstar_lab.verify.extraction import ANSWER_FORMATS, AnswerFormat, extract_answer, last_boxed, last_number
+    from rstar_lab.verify.pool import Undecided
+
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

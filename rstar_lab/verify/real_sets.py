@@ -13,17 +13,7 @@ from fractions import Fraction
 from typing import Any
 
 from rstar_lab.verify.numeric import NeedsAlgebra, NoValue, Number, as_fraction, evaluate
-from rstar_lab.verify.values import (
-    Builder,
-    Combined,
-    Formula,
-    Group,
-    Nothing,
-    Relation,
-    difference,
-    number,
-    symbols,
-)
+from rstar_lab.verify.values import Builder, Combined, Formula, Group, Nothing, Relation, difference, number, symbols
 
 ORDER = frozenset(("<", ">", "<=", ">="))
 FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}

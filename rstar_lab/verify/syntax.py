@@ -14,17 +14,7 @@ from rstar_lab.verify import units
 from rstar_lab.verify.beside import currency, number_in_words, with_unit
 from rstar_lab.verify.formulas import SUM, Parser
 from rstar_lab.verify.tokens import END, RELATIONS, Token, Unreadable, tokens_of
-from rstar_lab.verify.values import (
-    Choice,
-    Combined,
-    Group,
-    Nothing,
-    Relation,
-    Tagged,
-    Text,
-    plus_minus,
-    product,
-)
+from rstar_lab.verify.values import Choice, Combined, Group, Nothing, Relation, Tagged, Text, plus_minus, product
 
 MAX_TOKENS = 1_500
 PUNCTUATION = frozenset(",.'-:!(){};")  # between words

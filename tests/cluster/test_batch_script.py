@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rstar_lab.hardware.processes import raise_open_files
+from rstar_lab.hardware.limits import raise_open_files
 from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.jobs.render import sbatch_directives, sbatch_script
 from rstar_lab.jobs.store import JobSpec
@@ -161,7 +161,7 @@ def test_exclusive_jobs_request_all_memory_of_the_node(name):
 
 def test_the_limit_of_open_files_is_raised():
     code = (
-        "import resource; from rstar_lab.hardware.processes import raise_open_files\n"
+        "import resource; from rstar_lab.hardware.limits import raise_open_files\n"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard)); raise_open_files()\n"
         "assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)"

@@ -16,7 +16,7 @@ import pytest
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.service_tokens import find_token, published_token
-from rstar_lab.hardware.processes import raise_open_files
+from rstar_lab.hardware.limits import raise_open_files
 from rstar_lab.sandbox import SandboxClient, http_limits
 from rstar_lab.sandbox.http_limits import MAX_HEADER_BYTES
 from rstar_lab.sandbox.launch import serving
@@ -244,7 +244,7 @@ async def test_a_burst_of_600_connections_loses_none(wait_s):
 
 def test_the_limit_on_open_files_is_raised_to_the_hard_one():
     code = (
-        "import resource\nfrom rstar_lab.hardware.processes import raise_open_files\n"
+        "import resource\nfrom rstar_lab.hardware.limits import raise_open_files\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 3000))\nprint(raise_open_files())"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "3000\n"

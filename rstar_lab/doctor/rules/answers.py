@@ -28,9 +28,8 @@ def rewarded_without_answer(log: Log) -> Evidence | None:
     without = _no_answer(log)[rows.index]
     if without.mean() > 0.6:  # the format of the answers is not known
         return None
-    return among(
-        rows, without, "rewarded rollouts have no answer", above=0.02, cost=min(1.0, 2 * float(without.mean()))
-    )
+    what, cost = "rewarded rollouts have no answer", min(1.0, 2 * float(without.mean()))
+    return among(rows, without, what, above=0.02, cost=cost)
 
 
 def candidates_are_rewarded(log: Log) -> Evidence | None:

@@ -33,9 +33,8 @@ def no_tool_calls(log: Log) -> Evidence | None:
 def most_calls_fail(log: Log) -> Evidence | None:
     late = log.last()
     if not log.has("rollouts.errors") and log.has("texts"):
-        late = log.texts()[
-            log.texts().step.isin(late.step)
-        ]  # other tools log no outcomes; errors are read from the outputs
+        # Other tools log no outcomes; errors are read from the outputs.
+        late = log.texts()[log.texts().step.isin(late.step)]
         errors = late.outputs.map(lambda outputs: sum(bool(_ERROR.search(text[:2000])) for text in outputs))
         late = late.assign(errors=errors, calls=late.outputs.map(len))
     called = late[late.calls.fillna(0) > 0].dropna(subset=["errors"])
@@ -57,9 +56,7 @@ def _rate(called: pd.DataFrame, unit: str) -> Estimate:
 
 def tools_fail(log: Log) -> Evidence | None:
     called = log.rollouts[log.rollouts.calls.fillna(0) > 0]
-    counts = called.outcomes.map(
-        lambda names: 0 if np.ndim(names) == 0 else sum(str(name) in FAILURES for name in names)
-    )
+    counts = called.outcomes.map(lambda own: 0 if np.ndim(own) == 0 else sum(str(name) in FAILURES for name in own))
     failed, calls = int(counts.sum()), float(called.calls.sum())
     if calls < 50 or failed / calls < 0.02:
         return None

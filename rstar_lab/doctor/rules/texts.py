@@ -86,12 +86,8 @@ def repetition(log: Log) -> Evidence | None:
     texts = texts[texts.own.str.len() >= 400]
     starts = texts.own.str[:20_000]
     packed = starts.map(lambda text: len(zlib.compress(text.encode("utf-8", "replace"))))
-    return among(
-        texts,
-        packed.astype(float) < 0.1 * starts.str.len(),
-        "long rollouts repeat the same words over and over",
-        above=0.2,
-    )
+    repeated = packed.astype(float) < 0.1 * starts.str.len()
+    return among(texts, repeated, "long rollouts repeat the same words over and over", above=0.2)
 
 
 def unreadable(log: Log) -> Evidence | None:
@@ -285,13 +281,10 @@ def loss_mask(log: Log) -> Evidence | None:
     pairs = [(np.asarray(mask, bool), np.asarray(own, float)) for mask, own in arrays]
     outside = [bool((~mask & (np.nan_to_num(own) != 0)).any()) for mask, own in pairs]
     inside = [_without_log_prob(mask, own) for mask, own in pairs]
+    not_sampled = "rollouts have tokens in the loss mask that the engine did not sample, such as outputs of tools"
     for found, above, what in (
         (outside, 0.01, "rollouts have sampled tokens outside of the loss mask"),
-        (
-            inside,
-            0.02,
-            "rollouts have tokens in the loss mask that the engine did not sample, such as outputs of tools",
-        ),
+        (inside, 0.02, not_sampled),
     ):
         hit = pd.Series(found, index=rows.index, dtype=bool)
         if evidence := among(rows, hit, what, above=above, least=10, cost=0.9):

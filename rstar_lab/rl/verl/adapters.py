@@ -62,9 +62,7 @@ def export_merged(source: Path, target: Path, lora: Lora) -> None:
         for file, content in files.items():
             names = {base_name(name): name for name, own in place.items() if own == file and ".lora_" not in name}
             index |= dict.fromkeys(names, file)
-            weights = {
-                name: merged(name, content.get_tensor(stored), adapters, scale) for name, stored in names.items()
-            }
+            weights = {name: merged(name, content.get_tensor(key), adapters, scale) for name, key in names.items()}
             save_file({name: tensor.contiguous() for name, tensor in weights.items()}, hidden / file, {"format": "pt"})
     if len(files) > 1:
         (hidden / _INDEX).write_text(json.dumps({"metadata": {}, "weight_map": index}))

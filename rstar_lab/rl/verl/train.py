@@ -16,7 +16,8 @@ import typer
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.ends import STOPPED, end_like_ctrl_c, exit_code
-from rstar_lab.hardware.processes import raise_open_files, wait_or_kill
+from rstar_lab.hardware.limits import raise_open_files
+from rstar_lab.hardware.processes import wait_or_kill
 from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.models.model_folder import starting_model
