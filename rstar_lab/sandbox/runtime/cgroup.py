@@ -112,6 +112,7 @@ class Group:
         self._entries: list[int] = []
         self._own_entries: list[int] = []
         self._open_files: dict[str, int] = {}
+        self._read_files: dict[str, int] = {}
         self.in_background = self._supervisor_outside = False
 
     def child(self, name: str) -> "Group":
@@ -142,8 +143,8 @@ class Group:
 
     def close(self) -> None:
         """Close the folder descriptors; the group itself stays, and is stale if no other process uses it."""
-        for folder in {*self.folders.values(), *self.above.values()}:
-            os.close(folder)
+        for fd in {*self.folders.values(), *self.above.values(), *self._read_files.values()}:
+            os.close(fd)
 
     @property
     def own_processes(self) -> int:
@@ -169,6 +170,8 @@ class Group:
                 entry = os.open("tasks", os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.folders[controller])
                 self._own_entries.append(entry)
                 write_file(supervisors.folders[controller], "cgroup.procs", "0")
+            name = "memory.max_usage_in_bytes"
+            self._open_files[name] = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.folders["memory"])
         else:
             write_file(self.folders["memory"], "cgroup.procs", "0")
             self._out, self._back = supervisors._open_procs_file(), self._open_procs_file()
@@ -187,6 +190,14 @@ class Group:
             os.pwrite(self._open_files[name], text.encode(), 0)
         else:
             write_file(self.folders[controller], name, text)
+
+    def read(self, controller: str, name: str) -> str:
+        """Return the content of a file, which stays open. Not for lists of processes: version 1 returns an old list then."""
+        fd = self._read_files.get(name)
+        if fd is None:
+            flags = os.O_RDONLY | os.O_CLOEXEC
+            fd = self._read_files[name] = os.open(name, flags, dir_fd=self.folders[controller])
+        return os.pread(fd, 1 << 16, 0).decode()
 
     def enter(self) -> None:
         """Move this process, the fork of a supervisor that becomes a program, into the group."""
@@ -262,7 +273,7 @@ class Group:
 
         killed: the sandbox has ended the call. Otherwise nothing is done if only the first process is left.
         """
-        if killed or self._weight != NORMAL or len(self.tasks()) > self.own_processes + 1:
+        if killed or self._weight != NORMAL or int(self.read("pids", "pids.current")) > self.own_processes + 1:
             self.set_weight(BOOSTED)
 
     def set_weight(self, weight: int) -> None:
@@ -310,14 +321,14 @@ class Group:
 
     def _cpu(self) -> float:
         if self.version == 1:
-            return int(read_file(self.folders["cpuacct"], "cpuacct.usage")) / 1e9
-        return int(read_file(self.folders["cpuacct"], "cpu.stat").split()[1]) / 1e6
+            return int(self.read("cpuacct", "cpuacct.usage")) / 1e9
+        return int(self.read("cpuacct", "cpu.stat").split()[1]) / 1e6
 
     def out_of_memory(self) -> bool:
         """Return whether the OOM killer has killed a process of this group since the previous call of this method."""
         name = "memory.oom_control" if self.version == 1 else "memory.events"
         # Called for every program: a regular expression would write to many pages that forks share.
-        kills = int(f"\n{read_file(self.folders['memory'], name)}".partition("\noom_kill ")[2].partition("\n")[0] or 0)
+        kills = int(f"\n{self.read('memory', name)}".partition("\noom_kill ")[2].partition("\n")[0] or 0)
         more, self._kills = kills > self._kills, kills
         return more
 
@@ -330,9 +341,9 @@ class Group:
         if self._most_mb() >= min(self._memory_mb / 2, much_mb):
             return True
         if self.version == 1:
-            hits = int(read_file(self.folders["memory"], "memory.failcnt"))
+            hits = int(self.read("memory", "memory.failcnt"))
         else:
-            match = re.search(r"^max (\d+)$", read_file(self.folders["memory"], "memory.events"), re.MULTILINE)
+            match = re.search(r"^max (\d+)$", self.read("memory", "memory.events"), re.MULTILINE)
             hits = int(match[1]) if match else 0
         more, self._limit_hits = hits > self._limit_hits, hits
         return more
@@ -340,7 +351,7 @@ class Group:
     def _most_mb(self) -> float:
         """Return the most memory (MiB) since `start_accounting`; -1 if the kernel cannot tell."""
         if self.version == 1:
-            return int(read_file(self.folders["memory"], "memory.max_usage_in_bytes")) / 2**20
+            return int(self.read("memory", "memory.max_usage_in_bytes")) / 2**20
         return int(os.pread(self._peak, 32, 0)) / 2**20 if self._peak >= 0 else -1.0
 
     def tasks(self) -> list[int]:

@@ -5,7 +5,7 @@ import math
 import mmap
 import os
 
-from rstar_lab.sandbox.runtime.cgroup import MEMORY_LIMIT, Group, read_file, write_file
+from rstar_lab.sandbox.runtime.cgroup import MEMORY_LIMIT, Group, write_file
 
 # Limits of a sandbox: this share of the memory and of the processes that are available when it starts, but at least these.
 SANDBOX_SHARE, LEAST_PROCESSES, LEAST_MEMORY_MB = 0.8, 1024, 1024
@@ -79,22 +79,22 @@ class Pressure:
         if tasks > _threshold(self._process_share()) * self._process_limit():
             return "killed"
         # This counter is cheap to read but includes reclaimable caches, so it only decides whether to measure exactly.
-        charged_mb = int(read_file(self.sandbox.folders["memory"], _MEMORY_USAGE[group.version])) / 2**20
+        charged_mb = int(self.sandbox.read("memory", _MEMORY_USAGE[group.version])) / 2**20
         if charged_mb < PRESSURE_SHARE * self._memory_limit_mb():
             return None
         return "memory" if _used_mb(group) > _threshold(self._memory_share()) * self._memory_limit_mb() else None
 
     def _memory_limit_mb(self) -> float:
-        return _limit(read_file(self.sandbox.folders["memory"], MEMORY_LIMIT[self.sandbox.version])) / 2**20
+        return _limit(self.sandbox.read("memory", MEMORY_LIMIT[self.sandbox.version])) / 2**20
 
     def _memory_share(self) -> float:
         return _used_mb(self.sandbox) / self._memory_limit_mb()
 
     def _process_limit(self) -> float:
-        return _limit(read_file(self.sandbox.folders["pids"], "pids.max"))
+        return _limit(self.sandbox.read("pids", "pids.max"))
 
     def _process_share(self) -> float:
-        return int(read_file(self.sandbox.folders["pids"], "pids.current")) / self._process_limit()
+        return int(self.sandbox.read("pids", "pids.current")) / self._process_limit()
 
 
 def _threshold(share: float) -> float:
@@ -106,7 +106,7 @@ def _threshold(share: float) -> float:
 
 def _used_mb(group: Group) -> float:
     """Return MiB of processes and of files in memory of a group and the groups below it, without caches."""
-    lines = [line.split() for line in read_file(group.folders["memory"], "memory.stat").splitlines()]
+    lines = [line.split() for line in group.read("memory", "memory.stat").splitlines()]
     return sum(int(size) for name, size in lines if name in _PROCESS_MEMORY[group.version]) / 2**20
 
 

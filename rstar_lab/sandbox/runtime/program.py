@@ -48,9 +48,10 @@ class Report:
 
     def clear(self) -> None:
         """Free the pages, so that nothing of the previous program remains."""
-        self.write(NOTHING, None)
-        with contextlib.suppress(OSError):  # gVisor, whose containers run one call or session
+        try:
             self._map.madvise(mmap.MADV_REMOVE)
+        except OSError:  # gVisor, whose containers run one call or session
+            self.write(NOTHING, None)
 
     def write(self, ending: int, value: bytes | None) -> None:
         body = value or b""
