@@ -4,7 +4,6 @@ import ast
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 
@@ -13,9 +12,11 @@ def lazy_exports(package: str, file: str) -> tuple[Callable[[str], Any], Callabl
 
     package, file: `__name__` and `__file__` of the package.
     """
+    with open(file, encoding="utf-8") as source:  # noqa: PTH123  (pathlib would be in every program)
+        tree = ast.parse(source.read())
     homes = {
         alias.name: statement.module
-        for node in ast.parse(Path(file).read_text(encoding="utf-8")).body
+        for node in tree.body
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         for statement in node.body
         if isinstance(statement, ast.ImportFrom)

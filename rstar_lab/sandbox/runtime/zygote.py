@@ -10,13 +10,10 @@ import importlib
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 from collections import deque
-from pathlib import Path
 
-from rstar_lab.common import temporary
 from rstar_lab.sandbox.runtime import cgroup, isolation, kernel, pressure, procfs, program, rootfs
 from rstar_lab.sandbox.runtime.protocol import FOR_SESSION, HEAD, KILL_PROGRAM, PING, READY, REFUSED, Request
 from rstar_lab.sandbox.runtime.supervisor import Supervisor, run_supervisor
@@ -32,8 +29,6 @@ TIERS = {
 }
 # Signals that Python ignores in every program.
 PYTHON_IGNORES = {signal.SIGPIPE, signal.SIGXFSZ}
-# Where the folder for programs without a private file system is created, and its prefix.
-TEMPORARY, FOLDER = Path("/tmp"), "rstar-programs"
 # Name of the tier of modules that the user chose.
 PRELOAD = "preload"
 # Typical programs of each tier, run once in the zygote: they do lazy imports and fill caches. A first `solve` takes 48 CPU ms in a
@@ -246,12 +241,12 @@ def run_first_zygote(
     run_zygotes(controls, list(TIERS), layers, usage, json.dumps(missing))
 
 
-def main(parent: int, workers: int, readable: list[str], preload: list[str], fds: list[int]) -> None:
+def main(parent: int, workers: int, scratch: str, readable: list[str], preload: list[str], fds: list[int]) -> None:
     """Run the launcher: start the first zygote, and end all zygotes when the embedding program (`parent`) ends.
 
-    The launcher stays outside of the zygotes' PID namespace. At the end it removes their control groups and temporary folder; if it
-    is killed, the next launcher of the user does.
-    readable, preload: `supervisor_pool.View`.
+    The launcher stays outside of the zygotes' PID namespace. At the end it removes their control groups and the folder `scratch`; if
+    it is killed, the next sandbox of the user does.
+    scratch: folder for programs without a private file system. readable, preload: `supervisor_pool.View`.
     """
     rootfs.additional += readable
     if preload:
@@ -271,8 +266,6 @@ def main(parent: int, workers: int, readable: list[str], preload: list[str], fds
     signal.signal(signal.SIGTERM, lambda *_: os.write(stop, b"."))
     missing: isolation.Missing = {}
     cgroup.remove_stale_groups()
-    temporary.remove_stale_folders(TEMPORARY)
-    folder, _ = temporary.make_locked_folder(TEMPORARY, FOLDER, 0o711)  # other users can enter it but not list it
     group, usage = cgroup.create(f"{cgroup.PREFIX}-{os.getpid()}"), None
     if group is None:
         missing["cgroup"] = "this user cannot create a control group with a memory and a pids controller"
@@ -283,7 +276,7 @@ def main(parent: int, workers: int, readable: list[str], preload: list[str], fds
     root = isolation.create_pid_namespace(missing)
     pid = os.fork()
     if pid == 0:
-        kernel.run_and_exit(run_first_zygote, controls, missing, root, usage, str(folder))
+        kernel.run_and_exit(run_first_zygote, controls, missing, root, usage, scratch)
     for control in controls:
         control.close()
     poller = select.poll()
@@ -291,7 +284,9 @@ def main(parent: int, workers: int, readable: list[str], preload: list[str], fds
         poller.register(fd, select.POLLIN)
     poller.poll()
     kernel.kill_child(pid)
-    shutil.rmtree(folder, ignore_errors=True)
+    import shutil  # not before: the zygotes would have its pages, which every fork copies
+
+    shutil.rmtree(scratch, ignore_errors=True)
     if group:
         group.close()
     cgroup.remove_stale_groups()  # its own, and those of a killed sandbox whose processes were not gone at the start
