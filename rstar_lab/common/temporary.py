@@ -24,7 +24,7 @@ class LockedFolder:
     def __init__(self, kind: str, parent: Path | None = None):
         parent = parent or Path(tempfile.gettempdir())
         remove_stale_folders(parent)
-        self.path, lock = make_locked_folder(parent, f"rstar-{kind}", 0o700)
+        self.path, lock = _make_locked_folder(parent / f"rstar-{kind}-{os.getpid()}")
         self._finalizer = weakref.finalize(self, _remove, self.path, lock, os.getpid())
 
     def cleanup(self) -> None:
@@ -47,11 +47,11 @@ def _remove(folder: Path, lock: int, owner: int) -> None:
         os.close(lock)
 
 
-def make_locked_folder(parent: Path, prefix: str, mode: int) -> tuple[Path, int]:
-    """Create a folder `parent/prefix-PID-RANDOM`, locked while this process or a fork of it holds the returned descriptor."""
+def _make_locked_folder(prefix: Path) -> tuple[Path, int]:
+    """Create a folder `prefix-RANDOM`, locked while this process or a fork of it holds the returned descriptor."""
     while True:
-        folder = parent / f"{prefix}-{os.getpid()}-{os.urandom(4).hex()}"
-        folder.mkdir(mode)
+        folder = Path(f"{prefix}-{os.urandom(4).hex()}")
+        folder.mkdir(0o700)
         with contextlib.suppress(FileNotFoundError):  # another process has removed the folder before it was locked
             lock = os.open(folder, _OPEN)
             try:
@@ -60,12 +60,11 @@ def make_locked_folder(parent: Path, prefix: str, mode: int) -> tuple[Path, int]
                 continue
             except OSError:  # a file system without locks: no other process removes the folder
                 pass
-            folder.chmod(mode)
             return folder, lock
 
 
 def remove_stale_folders(*parents: Path) -> None:
-    """Remove the folders of `make_locked_folder` in these folders that belong to this user and whose processes have ended."""
+    """Remove the folders of `LockedFolder` in these folders that belong to this user and whose processes have ended."""
     for folder in (folder for parent in parents for folder in parent.glob("rstar-*")):
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             lock = os.open(folder, _OPEN)

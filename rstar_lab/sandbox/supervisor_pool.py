@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rstar_lab.common import temporary
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
+from rstar_lab.common.temporary import LockedFolder
 from rstar_lab.sandbox.call_request import Answer, unpack_answer
 from rstar_lab.sandbox.runtime import protocol
 from rstar_lab.sandbox.runtime.zygote import PRELOAD, TIERS
@@ -31,8 +31,6 @@ IDLE_PER_WORKER = 16
 END_S = 5.0
 # Seconds in which a zygote must answer after one of its supervisors did not. If it does not, all processes are replaced.
 PONG_S = 20.0
-# Where the folder for programs without a private file system is created, and its prefix.
-_TEMPORARY, _FOLDER = Path("/tmp"), "rstar-programs"
 # Folders that the root file system of programs replaces, or that would expose the whole machine.
 _FORBIDDEN = ("/", "/proc", "/sys", "/dev", "/tmp", "/var/tmp", "/etc", "/box")
 log = logging.getLogger(__name__)
@@ -266,18 +264,13 @@ class SupervisorPool:
             theirs.append(other)
         root = str(Path(__file__).parents[2])
         fds = [sock.fileno() for sock in theirs]
-        # Other users can enter the folder but not list it. The launcher and its forks keep it locked, and the launcher removes it.
-        temporary.remove_stale_folders(_TEMPORARY)
-        scratch, lock = temporary.make_locked_folder(_TEMPORARY, _FOLDER, 0o711)
-        boot = _BOOT.format(root=root, arguments=(os.getpid(), self._workers, str(scratch), *self._view, fds))
+        self._scratch = LockedFolder("programs", Path("/tmp"))
+        self._scratch.path.chmod(0o711)  # other users can enter it but not list it
+        arguments = (os.getpid(), self._workers, str(self._scratch.path), *self._view, fds)
+        boot = _BOOT.format(root=root, arguments=arguments)
         self._process = subprocess.Popen(  # noqa: ASYNC220  (returns at once)
-            [sys.executable, "-I", "-"],
-            env=ENVIRONMENT,
-            pass_fds=[*fds, lock],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            [sys.executable, "-I", "-"], env=ENVIRONMENT, pass_fds=fds, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
         )
-        os.close(lock)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
             stdin.write(boot.encode())
@@ -414,3 +407,4 @@ class SupervisorPool:
         if self._process is not None:
             self._process.terminate()
             await asyncio.to_thread(wait_or_kill, self._process, 10)
+            self._scratch.cleanup()

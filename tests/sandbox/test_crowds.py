@@ -113,5 +113,5 @@ def test_cpu_limits_of_the_groups_above_count(group):
 def test_the_kernel_enforces_the_cpu_limit(group):
     limit = "cpu.cfs_quota_us" if group.version == 1 else "cpu.max"
     group.limit_cpus(0.25)
-    assert cgroup.read_file(group.folders["cpu"], limit).split()[0] == "25000"
+    assert group.read("cpu", limit).split()[0] == "25000"
     assert pressure.Pressure(group).crowds.cpus > 0

@@ -29,18 +29,6 @@ MEMORY_LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
 _WRITTEN_FILES = ("memory.max", "memory.swap.max", "pids.max", "cpu.weight", "cpu.idle", "cpu.max")
 
 
-def write_file(folder: int, name: str, text: str) -> None:
-    kernel.write_file(name, text.encode(), folder)
-
-
-def read_file(folder: int, name: str) -> str:
-    fd = os.open(name, os.O_RDONLY, dir_fd=folder)
-    try:
-        return os.read(fd, 1 << 16).decode()
-    finally:
-        os.close(fd)
-
-
 def _own_paths() -> dict[str, str]:
     """Return controller -> path of this process's group. The version 2 hierarchy has the key ''."""
     paths = {}
@@ -164,16 +152,16 @@ class Group:
         which systemd sets).
         """
         if self.version == 1:
-            write_file(self.folders["cpuacct"], "cgroup.procs", "0")
+            kernel.write_file("cgroup.procs", b"0", self.folders["cpuacct"])
             for controller in ("memory", "pids", "cpu"):
                 # `tasks` moves one thread, without the lock on `cgroup.procs` for which every fork on the machine waits.
                 entry = os.open("tasks", os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.folders[controller])
                 self._own_entries.append(entry)
-                write_file(supervisors.folders[controller], "cgroup.procs", "0")
+                kernel.write_file("cgroup.procs", b"0", supervisors.folders[controller])
             name = "memory.max_usage_in_bytes"
             self._open_files[name] = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.folders["memory"])
         else:
-            write_file(self.folders["memory"], "cgroup.procs", "0")
+            kernel.write_file("cgroup.procs", b"0", self.folders["memory"])
             self._out, self._back = supervisors._open_procs_file(), self._open_procs_file()
             for name in _WRITTEN_FILES:
                 # cpu.idle requires Linux 5.15; memory.swap.max requires swap accounting.
@@ -189,15 +177,13 @@ class Group:
         if name in self._open_files:
             os.pwrite(self._open_files[name], text.encode(), 0)
         else:
-            write_file(self.folders[controller], name, text)
+            kernel.write_file(name, text.encode(), self.folders[controller])
 
     def read(self, controller: str, name: str) -> str:
         """Return the content of a file, which stays open. Not for lists of processes: version 1 returns an old list then."""
-        fd = self._read_files.get(name)
-        if fd is None:
-            flags = os.O_RDONLY | os.O_CLOEXEC
-            fd = self._read_files[name] = os.open(name, flags, dir_fd=self.folders[controller])
-        return os.pread(fd, 1 << 16, 0).decode()
+        if name not in self._read_files:
+            self._read_files[name] = os.open(name, os.O_RDONLY, dir_fd=self.folders[controller])
+        return os.pread(self._read_files[name], 1 << 16, 0).decode()
 
     def enter(self) -> None:
         """Move this process, the fork of a supervisor that becomes a program, into the group."""
@@ -356,13 +342,15 @@ class Group:
 
     def tasks(self) -> list[int]:
         """Return the thread ids in this group, as seen in this process's PID namespace."""
-        folder = next(iter(self.folders.values()))
-        name = "tasks" if self.version == 1 else "cgroup.threads"
-        return [int(line) for line in read_file(folder, name).split()]
+        return self._ids("tasks" if self.version == 1 else "cgroup.threads")
 
     def processes(self) -> list[int]:
         """Return the process ids in this group, as seen in this process's PID namespace."""
-        return [int(line) for line in read_file(next(iter(self.folders.values())), "cgroup.procs").split()]
+        return self._ids("cgroup.procs")
+
+    def _ids(self, name: str) -> list[int]:
+        with open(os.open(name, os.O_RDONLY, dir_fd=next(iter(self.folders.values())))) as lines:
+            return [int(line) for line in lines]
 
 
 def _version_1(name: str) -> Group:
@@ -392,7 +380,7 @@ def _version_2(name: str) -> Group | None:
                 folder = lock_group(f"{parent}/{name}")
                 group = Group(2, dict.fromkeys(CONTROLLERS, folder), name)
                 with contextlib.suppress(OSError):
-                    write_file(folder, "cgroup.subtree_control", _CONTROL.decode())
+                    kernel.write_file("cgroup.subtree_control", _CONTROL, folder)
                     return group
                 destroy(group)
                 return None

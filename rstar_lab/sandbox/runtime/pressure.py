@@ -5,7 +5,8 @@ import math
 import mmap
 import os
 
-from rstar_lab.sandbox.runtime.cgroup import MEMORY_LIMIT, Group, write_file
+from rstar_lab.sandbox.runtime import kernel
+from rstar_lab.sandbox.runtime.cgroup import MEMORY_LIMIT, Group
 
 # Limits of a sandbox: this share of the memory and of the processes that are available when it starts, but at least these.
 SANDBOX_SHARE, LEAST_PROCESSES, LEAST_MEMORY_MB = 0.8, 1024, 1024
@@ -46,7 +47,7 @@ def limit_sandbox(sandbox: Group) -> None:
     pids, memory = (os.readlink(f"/proc/self/fd/{sandbox.folders[name]}") for name in ("pids", "memory"))
     with contextlib.suppress(OSError):
         max_processes = max(LEAST_PROCESSES, int(SANDBOX_SHARE * _available_processes(pids)))
-        write_file(sandbox.folders["pids"], "pids.max", str(max_processes))
+        kernel.write_file("pids.max", b"%d" % max_processes, sandbox.folders["pids"])
     with contextlib.suppress(OSError):
         sandbox.limit_memory(max(LEAST_MEMORY_MB, int(SANDBOX_SHARE * _available_memory_mb(memory))))
 

@@ -306,8 +306,7 @@ class Supervisor:
         while (left_s := deadline - time.monotonic()) > 0:
             if not select.select([running.channel], [], [], left_s)[0]:
                 return False
-            done = running.cell_done()
-            if done is not None:
+            if (done := running.cell_done()) is not None:
                 return done
         return False
 

@@ -244,9 +244,8 @@ def run_first_zygote(
 def main(parent: int, workers: int, scratch: str, readable: list[str], preload: list[str], fds: list[int]) -> None:
     """Run the launcher: start the first zygote, and end all zygotes when the embedding program (`parent`) ends.
 
-    The launcher stays outside of the zygotes' PID namespace. At the end it removes their control groups and the folder `scratch`; if
-    it is killed, the next sandbox of the user does.
-    scratch: folder for programs without a private file system. readable, preload: `supervisor_pool.View`.
+    The launcher stays outside of the zygotes' PID namespace. At the end it removes their control groups and `scratch`, the folder for
+    programs without a private file system; if it is killed, the next sandbox does. readable, preload: `supervisor_pool.View`.
     """
     rootfs.additional += readable
     if preload:
@@ -259,6 +258,7 @@ def main(parent: int, workers: int, scratch: str, readable: list[str], preload: 
     # A new session, because the embedding program handles Ctrl-C in the terminal.
     os.setsid()
     if os.getppid() != parent:
+        os.rmdir(scratch)
         return
     parent_fd = os.pidfd_open(parent)
     controls = [socket.socket(fileno=fd) for fd in fds]
@@ -284,7 +284,7 @@ def main(parent: int, workers: int, scratch: str, readable: list[str], preload: 
         poller.register(fd, select.POLLIN)
     poller.poll()
     kernel.kill_child(pid)
-    import shutil  # not before: the zygotes would have its pages, which every fork copies
+    import shutil  # not before: every program, a fork, would have its pages
 
     shutil.rmtree(scratch, ignore_errors=True)
     if group:
