@@ -242,7 +242,7 @@ class GvisorPool:
             kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
             if group:
                 for folder in set(group.folders.values()):
-                    cgroup.write_file(folder, "cgroup.procs", "0")
+                    kernel.write_file("cgroup.procs", b"0", folder)
 
         with (self._folder / "output.log").open("ab") as output:
             return subprocess.Popen(
