@@ -134,7 +134,7 @@ def test_bad_rows_stop_or_are_listed(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"sources": ["nonsense"]}, "neither a file, nor ORG/NAME on the hub, nor one of dapo"),
+        ({"sources": ["nonsense"]}, "no such file; give a file, ORG/NAME on the hub, or one of dapo"),
         ({"sources": ["project_euler"]}, "project_euler=FILE"),
         ({"sources": ["missing.jsonl"]}, "no such file"),
         ({"against": ["missing.parquet"]}, "no such file"),
