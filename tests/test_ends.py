@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 import uuid
+from contextlib import nullcontext
 from pathlib import Path
 
 import nbformat
@@ -22,6 +23,7 @@ from helpers.analysis_runs import make_run
 from helpers.tiny_models import make_model
 
 from rstar_lab.common.outcomes import Outcome
+from rstar_lab.hardware.local_ray import LocalRay
 from rstar_lab.jobs import JobStatus, submit
 from rstar_lab.rl.problems import Problem, write_problems
 from rstar_lab.rl.tools.mcp import load_mcp_tools
@@ -40,6 +42,27 @@ from rstar_lab.rl.resolved import resolve
 await run_recipe(resolve(load_recipe("tiny_fast", {"runs": "runs"}), model=True), Reporter(True), stages=True, evaluations=False)
 """
 VERL = "tiny_fast --profile laptop --runs-dir runs --set sft.optimizer=adamw --set sft.schedule=cosine"
+STAGE = (
+    "tiny_fast --profile laptop --retries 1 --runs-dir runs --set sft=null --set model=model --set evaluate.samples=1"
+    " --set rl.problems_per_step=2 --set rl.group_size=2"
+)
+SLOW = """
+import pathlib, time
+from rstar_lab.doctor import rule
+
+def reward(*_):
+    pathlib.Path("started").touch()
+    time.sleep(60)
+
+RULE = rule("slow", reads=("steps.reward",), cause="", remedy="", source="")(reward)
+"""
+CLIENT = {"name": "t", "version": "1"}
+CALLS = [
+    {"method": "initialize", "id": 1, "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": CLIENT}},
+    {"method": "notifications/initialized"},
+    {"method": "tools/call", "id": 2, "params": {"name": "list_runs", "arguments": {}}},
+]  # fmt: skip
+MCP = "".join(json.dumps({"jsonrpc": "2.0"} | call) + "\n" for call in CALLS)
 EVALUATE = "evaluate model --problems problems.jsonl --samples 200 --set evaluate.max_response_tokens=900"
 # Per command: arguments of Python; text that it prints once its processes run, or pattern of a file that it has written by then; and how
 # it ends: with 128 plus the signal (STOPPED), also with 0 (SERVICE), or with any code (None). Only the first three take seconds.
@@ -54,6 +77,14 @@ COMMANDS = {
     "verl": (f"-m rstar_lab.rl.verl.train {VERL}", "runs/*-sft/metrics.jsonl", STOPPED),
     "notebook": ("-m papermill book.ipynb out.ipynb -k python3 --log-output", "runs/*-sft/metrics.jsonl", None),
     "rehearse": (f"{CLI} rehearse tiny_fast --folder rehearsal", "rehearsal/**/metrics.jsonl", STOPPED),
+    "demo": (f"{CLI} demo --fast --runs-dir runs", "runs/*-sft/metrics.jsonl", STOPPED),
+    "run": (f"{CLI} run tiny_fast --runs-dir runs", "runs/tiny_fast-eval-*/run.json", STOPPED),
+    "stage": (f"-m rstar_lab.rl.verl.train {STAGE}", "runs/*-rl/metrics.jsonl", STOPPED),
+    "rescore": (f"{CLI} rescore a --reward slow:reward", "started", STOPPED),
+    "doctor": (f"{CLI} doctor runs --rule slow:RULE", "started", STOPPED),
+    "data prepare": (f"{CLI} data prepare many.jsonl --out out.jsonl", "repeated row", STOPPED),
+    "ablation": (f"{CLI} ablation report runs --save-data out.parquet", "runs/a/run.json", SERVICE),
+    "mcp": (f"{CLI} mcp --runs-dir runs", '"id":2', SERVICE),
 }
 ROWS = [name if i < 3 else pytest.param(name, marks=pytest.mark.soak) for i, name in enumerate(COMMANDS)]
 
@@ -94,6 +125,9 @@ def end(arguments, ready, how, folder, temporary, settle_s=2.0):
         env=os.environ | {"RSTAR_LAB_TEST": mark, "PYTHONPATH": str(ROOT), "TMPDIR": temporary},
         preexec_fn=heed_signals,
     )  # fmt: skip
+    if " mcp " in arguments:
+        command.stdin.write(MCP.encode())
+        command.stdin.flush()
     seen, deadline = b"", time.monotonic() + 300
     while ready.encode() not in seen and not any(folder.glob(ready)):
         (readable, *_) = select.select([command.stdout, command.stderr], [], [], 0.5)
@@ -127,8 +161,15 @@ def temporary():
 
 def prepared(name, folder):
     """Write the files that a command reads, and return its row of the table."""
-    make_run(folder / "runs", "a", steps=1)
-    if " model " in COMMANDS[name][0]:
+    for run in "abcdefghijkl" if name in ("doctor", "ablation") else "a":
+        make_run(folder / "runs", run, steps=1, label=run if name == "ablation" else "")
+    (folder / "slow.py").write_text(SLOW)
+    if name == "data prepare":
+        problems = (
+            Problem(problem_id=f"p{i}", question=f"What is {i} + {i % 977}?", answer=f"{i}") for i in range(50_000)
+        )
+        write_problems(folder / "many.jsonl", problems)
+    if re.search("[ =]model ", COMMANDS[name][0]):
         make_model(folder / "model")
         problems = [Problem(problem_id=f"p{i}", question=f"{i} + 1?", answer=f"{i + 1}") for i in range(20)]
         write_problems(folder / "problems.jsonl", problems)
@@ -198,14 +239,25 @@ def test_a_list_whose_reader_has_gone_prints_no_error(tmp_path):
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("how", ["stop", "kill", "SIGTERM", "SIGHUP", "SIGKILL"])
-def test_the_end_of_a_job_is_in_its_run_and_its_log(how, tmp_path):
+@pytest.mark.parametrize("backend", ["local", "ray"])
+def test_the_end_of_a_job_is_in_its_run_and_its_log(backend, how, tmp_path):
     """`stop`: of the job; `kill`: of its trainer; a signal: to its supervisor."""
-    job = submit("tiny_fast", runs_dir=tmp_path, preflight=False)
+    with LocalRay(cpus=2) if backend == "ray" else nullcontext() as cluster:
+        address = cluster and cluster.address
+        check_end_of_a_job(
+            submit("tiny_fast", runs_dir=tmp_path, preflight=False, backend=backend, address=address), how, tmp_path
+        )
+
+
+def check_end_of_a_job(job, how, folder):
     deadline = time.monotonic() + 300
     while '"event": "sft"' not in job.logs():
         assert time.monotonic() < deadline, job.logs()
         time.sleep(0.5)
-    supervisor = psutil.Process(job.spec.handle["pid"])
+    command = ["-m", "rstar_lab.jobs.supervisor", str(job.folder.path)]
+    (supervisor,) = (
+        process for process in psutil.process_iter(["cmdline"]) if (process.info["cmdline"] or [])[1:] == command
+    )
     processes = supervisor.children(recursive=True)
     status = JobStatus.STOPPED if how in ("stop", "SIGTERM") else JobStatus.FAILED
     match how:
@@ -220,7 +272,7 @@ def test_the_end_of_a_job_is_in_its_run_and_its_log(how, tmp_path):
     run_another(tempfile.gettempdir())
     assert not stale()
     if status is JobStatus.STOPPED:
-        assert json.loads((tmp_path / "tiny_fast-sft" / "run.json").read_text())["status"] == "stopped"
+        assert json.loads((folder / "tiny_fast-sft" / "run.json").read_text())["status"] == "stopped"
     if how == "kill":
         assert job.logs().splitlines()[-1].startswith("error: the command of the job was killed by SIGKILL")
     assert "Traceback" not in job.logs() and "helper process" not in job.logs()

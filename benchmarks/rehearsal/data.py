@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from safetensors.numpy import load_file
 
 from benchmarks.rehearsal.shrink import CONVERSATIONS, FAMILIES, PROBLEMS, PROMPT_TOKENS
 from rstar_lab.common.errors import UserError
+from rstar_lab.hardware.processes import run_child
 from rstar_lab.rl.models.model_folder import model_folder
 from rstar_lab.rl.problems import Problem, write_problems
 from rstar_lab.rl.recipe import Recipe
@@ -101,7 +101,7 @@ def make_model(recipe: Recipe, folder: Path) -> str:
             "--json",
             *_format_overrides(recipe),
         ]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = run_child(command)
         if done.returncode:
             raise UserError(f"the SFT of tiny_fast failed: {done.stderr.strip()[-500:]}")
         shutil.copytree(model_folder("tiny_fast-sft", folder / "base"), target, dirs_exist_ok=True)

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -15,7 +14,7 @@ from typing import Any
 import psutil
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.hardware.processes import processes_of
+from rstar_lab.hardware.processes import processes_of, run_child
 from rstar_lab.jobs.store import JobFolder
 from rstar_lab.runs.reader import RunReader
 
@@ -51,7 +50,7 @@ class RehearsalJob:
         ]  # fmt: skip
         for key, value in self.overrides.items():
             command += ["--set", f"{key}={json.dumps(value)}"]
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **self.environment})
+        done = run_child(command, env={**os.environ, **self.environment})
         if done.returncode:
             raise UserError(f"jobs submit failed: {done.stderr.strip()[-800:]}")
         self.id = json.loads(done.stdout.splitlines()[-1])["id"]
@@ -89,7 +88,7 @@ class RehearsalJob:
         if not self.id or (self.folder / "exit.json").exists():
             return
         command = [sys.executable, "-m", "rstar_lab.cli", "jobs", "stop", self.id, "--runs-dir", str(self.runs_dir)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = run_child(command)
         if done.returncode:
             raise UserError(f"jobs stop {self.id} failed: {done.stderr.strip()[-800:]}")
 

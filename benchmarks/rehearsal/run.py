@@ -4,8 +4,6 @@ import contextlib
 import json
 import math
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -14,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
@@ -25,6 +23,7 @@ from benchmarks.rehearsal.key_reads import recorded_reads, recording
 from benchmarks.rehearsal.shrink import reads_folder, shrink_profile, shrink_recipe
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.progress import plain
+from rstar_lab.hardware.processes import run_child
 from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.jobs.preflight import set_options
 from rstar_lab.rl.models.model_folder import model_folder
@@ -207,7 +206,7 @@ class Rehearsal:
         environment = recording(reads_folder(self.folder, dry=True))
         command = [sys.executable, "-m", "rstar_lab.cli", "preflight", self.recipe_name, "--profile", self.profile_name]
         command += [*set_options(self.own_keys), "--dry-run", "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+        done = run_child(command, env={**os.environ, **environment})
         rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         if not rows:
             raise UserError(f"the dry run failed: {done.stderr.strip()[-400:]}")
@@ -363,7 +362,7 @@ class Rehearsal:
 
     def _run_cli(self, arguments: list[str]) -> str:
         command = [sys.executable, "-m", "rstar_lab.cli", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **self.environment})
+        done = run_child(command, env={**os.environ, **self.environment})
         if done.returncode:
             raise UserError(f"rstar-lab {arguments[0]} failed: {done.stderr.strip()[-800:]}")
         return done.stdout
@@ -373,10 +372,6 @@ def _without_none(data: Any) -> Any:
     if isinstance(data, dict):
         return {key: _without_none(value) for key, value in data.items() if value is not None}
     return [_without_none(item) for item in data] if isinstance(data, list) else data
-
-
-def _end_by_signal(number: int, _frame: object) -> NoReturn:
-    raise SystemExit(128 + number)
 
 
 def rehearse(recipe: str, profile: str, overrides: Mapping[str, Any], *, folder: Path | None, as_json: bool) -> int:
@@ -394,9 +389,7 @@ def rehearse(recipe: str, profile: str, overrides: Mapping[str, Any], *, folder:
             plain(f"{phase.name}: {phase.status} after {phase.seconds:.0f} s. {phase.detail}"), soft_wrap=True
         )
 
-    # The job runs in processes of its own: an exception of this process ends it, a signal would not.
     with ExitStack() as stack:
-        stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _end_by_signal))
         target = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rehearsal-")))
         report = Rehearsal(recipe, profile, overrides, target.absolute(), print_phase).run()
     if as_json:

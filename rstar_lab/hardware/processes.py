@@ -81,6 +81,19 @@ def wait_or_kill(process: "subprocess.Popen[Any]", grace_s: float) -> int:
         return process.wait()
 
 
+def run_child(command: list[str], *, capture: bool = True, **options: Any) -> "subprocess.CompletedProcess[str]":
+    """Run a command as `subprocess.run` does. Ctrl-C in this process ends it by SIGTERM instead of SIGKILL, so that it cleans up."""
+    pipe = subprocess.PIPE if capture else None
+    with subprocess.Popen(command, text=True, stdout=pipe, stderr=pipe, **options) as process:
+        try:
+            output, errors = process.communicate()
+        except BaseException:
+            process.terminate()
+            wait_or_kill(process, 30.0)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
 def start_detached(command: list[str], log: Path, *, keeps: int | None = None) -> int:
     """Start a process that outlives this one, with its output at the end of the file `log`; return its id.
 
@@ -129,28 +142,22 @@ def release_free_heap() -> None:
 
 
 class PeakMemory:
-    """Measures peak memory while its block runs, by sampling. `gb`: the peak in 10^9 bytes."""
+    """Measures peak memory while its block runs, by a sample per second. `gb`: the peak in 10^9 bytes."""
 
-    def __init__(self, every_s: float = 1.0):
-        self._pid, self._every_s = os.getpid(), every_s
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-        self._peak = 0
+    gb = 0.0
 
-    def _sample(self) -> None:
+    def _sample(self, pid: int) -> None:
         while True:
-            self._peak = max(self._peak, process_tree_bytes(self._pid))
-            if self._stop.wait(self._every_s):
+            self.gb = max(self.gb, round(process_tree_bytes(pid) / 1e9, 2))
+            if self._stop.wait(1.0):
                 return
 
     def __enter__(self) -> Self:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._sample, args=(os.getpid(),), daemon=True)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
-
-    @property
-    def gb(self) -> float:
-        return round(self._peak / 1e9, 2)

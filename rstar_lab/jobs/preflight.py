@@ -12,6 +12,7 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from rstar_lab.common.errors import UserError
+from rstar_lab.hardware.processes import run_child
 from rstar_lab.hardware.profiles import Profile
 from rstar_lab.untrusted.text import counted, html, joined
 
@@ -138,7 +139,7 @@ def preflight_rows(
     """Run `rstar-lab preflight` and return its rows. Raises UserError if it prints none."""
     command = [sys.executable, "-m", "rstar_lab.cli", "preflight", str(recipe), "--profile", profile]
     command += ["--trainer", trainer, *set_options(overrides), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run_child(command)
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if not rows:
         raise UserError("preflight failed: " + done.stderr.strip()[-800:])

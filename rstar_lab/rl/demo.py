@@ -15,7 +15,7 @@ from rstar_lab.common.estimates import format_interval
 from rstar_lab.common.progress import Reporter
 from rstar_lab.common.resources import resource_folder
 from rstar_lab.hardware.processes import PeakMemory
-from rstar_lab.rl.pipeline import RANDOM_MODEL_SAMPLES, evaluate_model, fine_tune, train
+from rstar_lab.rl.pipeline import evaluate_model, fine_tune, model_samples, train
 from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.session import RunSession
@@ -53,7 +53,7 @@ async def run_demo(recipe: Recipe, out: Path, reporter: Reporter) -> dict[str, A
             base, after_sft = await fine_tune(session)
             problems = [problem for group in session.held_out.values() for problem in group]
             parent = {"run": session.run_id("sft"), "step": None}
-            samples = RANDOM_MODEL_SAMPLES if recipe.model == "tiny" else None
+            samples = model_samples(recipe, "base")
             before = await evaluate_model(session, base, problems, "eval-base", samples=samples)
             fine_tuned = await evaluate_model(session, after_sft, problems, "eval-sft", parent=parent)
             after_rl = await train(session, after_sft, parent=parent)

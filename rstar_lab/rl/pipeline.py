@@ -52,9 +52,6 @@ from rstar_lab.untrusted.text import counted
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Samples per problem for a model with random weights. It never ends a response, so every sample has the maximum length
-# and is wrong.
-RANDOM_MODEL_SAMPLES = 1
 _SHOWN_TRACES = 500
 
 
@@ -82,7 +79,7 @@ async def fine_tune(session: RunSession) -> tuple[Path, Path]:
         # `sft` attaches the adapters.
         model = load_policy(base, recipe.sft.lora, seed=None, bf16=recipe.sft.precision != "fp32")
         tokenizer = load_tokenizer(base)
-        if session.engines_spawned and device().type == "cpu":  # on a GPU, SFT needs the memory
+        if session.spawned is not None and device().type == "cpu":  # on a GPU, SFT needs the memory
             session.start_engines(base)
         config = SftConfig(**recipe.sft.model_dump(include=set(SftConfig.model_fields)))
         with reporter.work("sft") as work:
@@ -229,7 +226,7 @@ async def train(session: RunSession, model_dir: Path, *, parent: dict[str, Any] 
                     problems, context, engines=engines, mode=recipe.rl.rollout_mode, context_length=engines.context
                 )
 
-            return await evaluate_sets(session, rollouts_of, parent=writer.run_dir.name, step=step)
+            return await evaluate_sets(session, rollouts_of, {"run": writer.run_dir.name, "step": step})
 
         config = recipe.model_dump(mode="json")
         async with AsyncExitStack() as stack:
@@ -296,16 +293,14 @@ def stage_problems(session: RunSession, codec: Codec, max_tokens: int) -> dict[s
 async def evaluate_sets(
     session: RunSession,
     rollouts_of: Callable[[Sequence[Problem], str], Generate],
-    *,
-    parent: str,
-    step: int,
+    parent: dict[str, Any] | None,
     model: str | None = None,
 ) -> HeldOut:
-    """Evaluate the recipe's sets with the weights that the engines hold after `step` of run `parent`.
+    """Evaluate the recipe's sets with the weights that the engines hold.
 
-    rollouts_of: (problems, run id) -> generator of the rollouts, for `store_evaluation`. model: name of the model that the
-    weights are, such as `sft`, `rl-one` (after stage one) or `rl`, which is evaluated with `evaluate`; None: an evaluation during
-    the training, with `evaluate.during`.
+    rollouts_of: (problems, run id) -> generator of the rollouts, for `store_evaluation`. parent: run and step of the weights. model:
+    name of the model that the weights are, such as `base`, `sft`, `rl-one` (after stage one) or `rl`, which is evaluated with
+    `evaluate`; None: an evaluation during the training, with `evaluate.during`.
 
     Returns pass1, low, high and response_tokens of each set; low and high are absent for a set of one problem. The
     rollouts are stored as run `<recipe>-<set>-step<step>`, or `<recipe>-<set>-<model>`. If an earlier attempt was
@@ -315,13 +310,13 @@ async def evaluate_sets(
     settings = session.recipe.evaluate if model else session.recipe.evaluate.in_training()
     for name in settings.sets:
         problems = session.held_out[name]
-        suffix = f"{name}-{model}" if model else f"{name}-step{step:06d}"
-        with open_run(session, suffix, "evaluate", (), parent={"run": parent, "step": step}) as writer:
+        suffix = f"{name}-{model}" if model or parent is None else f"{name}-step{parent['step']:06d}"
+        with open_run(session, suffix, "evaluate", (), parent=parent) as writer:
             writer.cut(0)
             result = await store_evaluation(
                 problems,
                 rollouts_of(problems, writer.run_dir.name),
-                samples=settings.samples,
+                samples=model_samples(session.recipe, model) if model else settings.samples,
                 writer=writer,
                 seed=session.recipe.seed,
             )
@@ -429,7 +424,7 @@ async def run_recipe(
             if stages and recipe.stages:
                 warn_of_failed_calls(session, "sft" if recipe.sft else "base")
         if stages and recipe.stages:
-            models["rl"] = await train(session, after_sft, parent=parents["sft"] if recipe.sft else None)
+            trained = await train(session, after_sft, parent=parents["sft"] if recipe.sft else None)
             run_dir = recipe.runs / session.run_id("rl")
             table = stage_table(recipe.stages, run_dir)
             parents["rl"] = {"run": run_dir.name, "step": table[-1]["last_step"]}
@@ -437,6 +432,7 @@ async def run_recipe(
                 name = f"rl-{row['stage']}"
                 models[name] = stage_model(run_dir, row["stage"])
                 parents[name] = {"run": run_dir.name, "step": row["last_step"]}
+            models["rl"] = trained
         results: dict[str, Any] = {f"model_{name}": str(path) for name, path in models.items()}
         if "rl" in models:
             outcome = RunReader(recipe.runs / session.run_id("rl")).info.get("result") or {}
@@ -456,11 +452,22 @@ async def evaluate_models(
     results = {}
     for name, path in models.items():
         for held_out, problems in session.held_out.items():
+            suffix = evaluation_suffix(session, held_out, name, parents)
             results[f"{name}/{held_out}"] = await evaluate_model(
-                session, path, problems, evaluation_suffix(session, held_out, name, parents), parent=parents.get(name),
-                samples=RANDOM_MODEL_SAMPLES if name == "base" and session.recipe.model == "tiny" else None,
-            )  # fmt: skip
+                session, path, problems, suffix, parent=parents.get(name), samples=model_samples(session.recipe, name)
+            )
     return results
+
+
+def model_samples(recipe: Recipe, name: str) -> int:
+    """Return the rollouts per problem in the evaluation of the model `name`: 1 for random weights, which never end a response."""
+    return 1 if name == "base" and recipe.model == "tiny" else recipe.evaluate.samples
+
+
+def is_evaluated(recipe: Recipe, name: str) -> bool:
+    """Return whether the evaluations of the model `name` on all sets are finished."""
+    runs = [recipe.runs / f"{recipe.name}-{held_out}-{name}" for held_out in recipe.evaluate.sets]
+    return all((run / "run.json").exists() and RunReader(run).status == "finished" for run in runs)
 
 
 def evaluation_suffix(session: RunSession, held_out: str, name: str, parents: Mapping[str, dict[str, Any]]) -> str:

@@ -48,12 +48,13 @@ class RunSession:
         recipe = resolved.recipe
         self.resolved, self.recipe, self.reporter = resolved, recipe, reporter
         self.runs_dir = recipe.runs
+        self.work_dir = self.runs_dir / ".engines" / recipe.name
         self._stack = AsyncExitStack()
         self._sandbox: Any = None
         self._helpers: HelperProcesses | None = None
         self._environments: dict[str, RunEnvironment] | None = None
         self._starting: asyncio.Task[EngineGroup] | None = None
-        self._spawned: list[AnyEngine] | None = None
+        self.spawned: list[AnyEngine] | None = None  # engine processes that are started before they have a model
         self.held_out = resolved.held_out
         self.run_programs = program_runner(recipe, self.sandbox)
         self.reward = resolved.reward(self.run_programs)
@@ -68,11 +69,6 @@ class RunSession:
     def run_id(self, suffix: str) -> str:
         """Return the id of a run of this recipe, such as `tiny-sft` for the suffix `sft`."""
         return f"{self.recipe.name}-{suffix}"
-
-    @property
-    def engines_spawned(self) -> bool:
-        """Whether engine processes have been started in advance."""
-        return self._spawned is not None
 
     async def sandbox(self) -> Any:
         """Return the sandbox of the recipe; start or connect to it at the first call."""
@@ -112,10 +108,6 @@ class RunSession:
         """Return a function that makes tools by their names in a recipe. Starts the sandbox if a tool of the run needs it."""
         return tool_maker(self.recipe, await self.sandbox() if needs_sandbox(self.recipe) else None)
 
-    @property
-    def work_dir(self) -> Path:
-        return self.runs_dir / ".engines" / self.recipe.name
-
     def helpers(self) -> HelperProcesses:
         """Return the processes that share each update on a CPU; start them at the first call."""
         if self._helpers is None:
@@ -127,8 +119,8 @@ class RunSession:
     def spawn_processes(self) -> None:
         """Start all processes now, so that they import torch and vLLM while the model is prepared."""
         self.helpers()
-        self._spawned = spawn_engines(self.recipe.engine, self.work_dir)
-        for engine in self._spawned:
+        self.spawned = spawn_engines(self.recipe.engine, self.work_dir)
+        for engine in self.spawned:
             self._stack.push_async_callback(engine.aclose)
 
     def start_engines(self, model_dir: Path) -> None:
@@ -140,7 +132,7 @@ class RunSession:
                 self.work_dir,
                 self.max_sequence_tokens(model_dir),
                 self.recipe.seed,
-                self._spawned,
+                self.spawned,
             )
             self._starting = asyncio.create_task(self._start(context))
             self._stack.push_async_callback(_end, self._starting)

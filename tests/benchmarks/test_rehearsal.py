@@ -334,6 +334,7 @@ def test_a_rehearsal_ended_by_sigterm_stops_its_job_and_removes_its_folder(tmp_p
 import os, signal, sys
 from pathlib import Path
 from benchmarks.rehearsal import run
+from rstar_lab.cli import main
 
 def start(rehearsal, on_phase=None):
     Path({str(tmp_path / "folder")!r}).write_text(str(rehearsal.folder))
@@ -345,7 +346,8 @@ def start(rehearsal, on_phase=None):
         signal.pause()
 
 run.Rehearsal.run = start
-run.rehearse("tiny", "laptop", {{}}, folder=None, as_json=False)
+sys.argv = ["rstar-lab", "rehearse", "tiny"]
+main()
 """
     done = subprocess.run([sys.executable, "-c", script], timeout=120, capture_output=True)
     assert done.returncode == 128 + signal.SIGTERM, done.stderr

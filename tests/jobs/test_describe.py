@@ -26,7 +26,7 @@ def description(tmp_path_factory):
 
 def test_hours_and_cost_follow_from_the_stages(description):
     hours = sum(stage["steps"] * stage["step_s"] for stage in description.stages) / 3600
-    assert {"SFT", "evaluation (4 times)", "evaluation during RL (102 times)"} == description.parts_h.keys()
+    assert {"SFT", "evaluation (5 times)", "evaluation during RL (102 times)"} == description.parts_h.keys()
     hours += sum(description.parts_h.values())
     assert [stage["steps"] for stage in description.stages] == [300, 85, 125]
     assert description.hours == pytest.approx(hours)

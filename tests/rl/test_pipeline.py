@@ -86,8 +86,7 @@ async def test_evaluation_during_training_is_a_run_and_metrics(tmp_path):
         found = await pipeline.evaluate_sets(
             session,
             lambda problems, run: local_rollouts(problems, context, engines=engines, mode="async", context_length=1000),
-            parent="r-rl",
-            step=2,
+            {"run": "r-rl", "step": 2},
         )
         reader = RunReader(tmp_path / "r-held-step000002")
         assert reader.info["parent"] == {"run": "r-rl", "step": 2} and reader.info["status"] == "finished"

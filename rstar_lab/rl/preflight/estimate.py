@@ -424,11 +424,11 @@ def _matrix_rate() -> float:
     return 2 * 1024**3 / best
 
 
-def other_time(recipe: Recipe, trainer: str, costs: Costs) -> tuple[dict[str, float], list[str]]:
+def other_time(recipe: Recipe, costs: Costs) -> tuple[dict[str, float], list[str]]:
     """Return the seconds of the parts of a job beside the steps of RL, and the parts whose data files are missing.
 
-    Filter: `samples` rollouts of each problem. Evaluation: `samples` rollouts of each problem of all sets, of the model before RL and
-    after each stage; the local trainer also evaluates the model before SFT. `evaluate.during` is counted apart.
+    Filter: `samples` rollouts of each problem. Evaluation: `samples` rollouts of each problem of all sets, of the model before SFT,
+    before RL and after each stage. `evaluate.during` is counted apart.
     """
     seconds: dict[str, float] = {}
     missing: list[str] = []
@@ -453,7 +453,7 @@ def other_time(recipe: Recipe, trainer: str, costs: Costs) -> tuple[dict[str, fl
             if problems:
                 seconds[part] = costs.generate(problems * stage.filter.samples, limit)
     steps, every = sum(stage.steps for stage in recipe.stages), recipe.evaluate.during.every
-    models = 1 + len(recipe.stages) + (trainer == "local" and recipe.sft is not None)
+    models = 1 + len(recipe.stages) + (recipe.sft is not None)
     parts = [("evaluation", models, recipe.evaluate)]
     parts += [("evaluation during RL", steps // every, recipe.evaluate.in_training())] if every else []
     for part, times, evaluate in parts:

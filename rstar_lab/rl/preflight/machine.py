@@ -255,7 +255,7 @@ def duration(context: CheckContext) -> tuple[str, dict[str, Any]]:
         seconds += stage.steps * step_s
         steps += stage.steps
     lines.append(f"{counted(steps, 'step')} = {_time(seconds)}")
-    others, missing = estimate.other_time(recipe, profile.trainer, costs)
+    others, missing = estimate.other_time(recipe, costs)
     lines += [f"{part} = {_time(value)}" for part, value in others.items()]
     if missing:
         lines.append(f"not counted: {', '.join(missing)}")

@@ -230,18 +230,13 @@ def _lora(section: str, lora: Lora | None) -> dict[str, Any]:
     return {f"{section}.{name}": value for name, value in names.items()}
 
 
-def attention_implementation(*, flash: bool) -> str:
-    """Return the attention implementation of verl's models: flash-attn if `flash` is set and it is installed here, else
-    attention.py.
+def override_config(*, flash: bool) -> dict[str, Any]:
+    """Return verl's overrides of the model's configuration. The attention is flash-attn if it is installed here, else attention.py.
 
     flash: whether the job can use flash-attn, which needs a GPU and bf16.
     """
-    return "flash_attention_2" if flash and importlib.util.find_spec("flash_attn") else PACKED_ATTENTION
-
-
-def override_config(*, flash: bool) -> dict[str, Any]:
-    """Return verl's overrides of the model's configuration. Without `model_config` verl saves them with the model."""
-    return {"attn_implementation": attention_implementation(flash=flash), "model_config": {}}
+    implementation = "flash_attention_2" if flash and importlib.util.find_spec("flash_attn") else PACKED_ATTENTION
+    return {"attn_implementation": implementation, "model_config": {}}  # verl saves overrides beside `model_config`
 
 
 def tokens_per_gpu(profile: Profile, longest: int) -> int:
@@ -250,9 +245,8 @@ def tokens_per_gpu(profile: Profile, longest: int) -> int:
 
 
 def _cpu(settings: Settings, longest: int) -> dict[str, Any]:
-    recipe = settings.recipe
+    recipe, logs = settings.recipe, str(settings.run_dir)
     section = recipe.engine.model_dump() | {"dtype": "float32"}
-    logs = str(settings.run_dir)
     options = {"section": section, "max_tokens": longest, "seed": recipe.seed, "logs": logs}
     engine = {"factory": "rstar_lab.rl.verl.engine:CpuVllm", "options": options}
     return {"+actor_rollout_ref.rollout.engine_kwargs.rstar": engine}

@@ -41,6 +41,11 @@ class CpuPlatform(PlatformBase):
     vendor_name = "cpu"  # type: ignore[assignment]
     device_module = _CpuDevice("torch.cpu")  # type: ignore[assignment]
 
+    def _ignore(self, *_: Any, **__: Any) -> None:
+        """Do nothing: a CPU has no such setting."""
+
+    set_device = synchronize = set_allocator_settings = empty_cache = profiler_start = profiler_stop = cudart = _ignore
+
     def is_available(self) -> bool:
         return True
 
@@ -53,18 +58,10 @@ class CpuPlatform(PlatformBase):
     def device_count(self) -> int:
         return 1
 
-    def set_device(self, device_index: int) -> None: ...
-
-    def synchronize(self, device_index: int | None = None) -> None: ...
-
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
     manual_seed_all = manual_seed
-
-    def set_allocator_settings(self, settings: str) -> None: ...
-
-    def empty_cache(self) -> None: ...
 
     def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
         return None, None
@@ -79,10 +76,6 @@ class CpuPlatform(PlatformBase):
     def nvtx_range(self, msg: str):  # type: ignore[no-untyped-def]
         yield
 
-    def profiler_start(self) -> None: ...
-
-    def profiler_stop(self) -> None: ...
-
     def ray_resource_name(self) -> str:
         return "GPU"
 
@@ -91,9 +84,6 @@ class CpuPlatform(PlatformBase):
 
     def is_ipc_supported(self) -> bool:
         return False
-
-    def cudart(self) -> None:
-        return None
 
 
 def use_gloo() -> None:

@@ -3,6 +3,7 @@
 verl only logs a plug-in that fails to load, at DEBUG level, so `assert_registered` runs at start-up.
 """
 
+import importlib
 import os
 from typing import Any
 
@@ -51,13 +52,7 @@ class StageSchedule(LambdaLR):
             group["lr"] = base * of_update(self.last_epoch)
 
 
-def _replica() -> type:
-    from rstar_lab.rl.verl.engine import Replica
-
-    return Replica
-
-
-RolloutReplicaRegistry.register(ENGINE, _replica)
+RolloutReplicaRegistry.register(ENGINE, lambda: importlib.import_module("rstar_lab.rl.verl.engine").Replica)
 _ROLLOUT_REGISTRY[(ENGINE, "async")] = "rstar_lab.rl.verl.engine.ServerAdapter"
 _agent_loop_registry[AGENT_LOOP] = {"_target_": "rstar_lab.rl.verl.agent_loop.RstarAgentLoop"}
 # verl has no registry for schedules. Its constant one starts at 0 and continues the schedule of the previous stage.

@@ -28,17 +28,22 @@ class Settings:
     runs_dir: Path
     first_step: int  # first step of the stage; the steps of a run are numbered from 1
     watchdog_s: float | None = None
+    base: bool = False  # evaluate the model before SFT instead of training
 
     @classmethod
     def of(cls, node: Any) -> "Settings":
         """Read the settings from the node `rstar` of verl's configuration, which `as_config` wrote."""
         recipe = parse_recipe(json.loads(node["recipe"]))
         stage = next(stage for stage in recipe.stages if stage.name == node["stage"])
-        return cls(recipe, stage, node["run"], Path(node["runs_dir"]), node["first_step"], node["watchdog_s"])
+        return cls(**{**node, "recipe": recipe, "stage": stage, "runs_dir": Path(node["runs_dir"])})
 
     def as_config(self) -> dict[str, Any]:
-        names = {"recipe": self.recipe.model_dump_json(), "stage": self.stage.name, "runs_dir": str(self.runs_dir)}
-        return names | {"run": self.run, "first_step": self.first_step, "watchdog_s": self.watchdog_s}
+        fields = {name: getattr(self, name) for name in ("run", "first_step", "watchdog_s", "base")}
+        return fields | {
+            "recipe": self.recipe.model_dump_json(),
+            "stage": self.stage.name,
+            "runs_dir": str(self.runs_dir),
+        }
 
     @cached_property
     def rl(self) -> RlSection:

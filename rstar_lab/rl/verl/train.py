@@ -1,14 +1,15 @@
 """Run a recipe with verl: `python -m rstar_lab.rl.verl.train RECIPE --profile P`. The same command again resumes.
 
-It runs the SFT first if its model is missing, then the RL stages.
+It runs the SFT first if its model is missing, evaluates the model before it, and runs the RL stages.
 """
 
 import json
 import os
-import subprocess
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,11 +18,12 @@ import typer
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.ends import STOPPED, end_like_ctrl_c, exit_code
 from rstar_lab.hardware.limits import raise_open_files
-from rstar_lab.hardware.processes import wait_or_kill
+from rstar_lab.hardware.processes import run_child, wait_until
 from rstar_lab.hardware.profiles import Profile, load_profile
 from rstar_lab.rl.models.model import load_tokenizer
 from rstar_lab.rl.models.model_folder import starting_model
 from rstar_lab.rl.overrides import load_recipe, parse_overrides
+from rstar_lab.rl.pipeline import base_folder, is_evaluated
 from rstar_lab.rl.recipe import Recipe
 from rstar_lab.rl.rollout.checks import MAX_PROMPT_TOKENS, overlong_message, split_overlong
 from rstar_lab.rl.rollout.codec import Codec
@@ -30,9 +32,10 @@ from rstar_lab.rl.verl import SECRETS_FILE, WITHOUT_NOISE
 from rstar_lab.rl.verl.config import PLACEHOLDER_ROWS, compose, overrides, split_overrides
 from rstar_lab.rl.verl.settings import Settings, checkpointed, has_steps_left, model_before, stages_of
 from rstar_lab.rl.verl.unsupported import check, check_architecture
+from rstar_lab.rl.verl.watchdog import STOP_FILE
 from rstar_lab.runs.files import atomic_write
+from rstar_lab.runs.lock import is_locked
 
-PLUGIN = "rstar_lab.rl.verl.plugin"
 SANDBOX_SECRETS = ("RSTAR_LAB_SANDBOX_TOKEN", "RSTAR_LAB_REDIS_URL")  # token of the job's own service
 
 
@@ -42,7 +45,7 @@ def environment(profile: Profile, run_dir: Path) -> dict[str, str]:
     folders = {"TENSORBOARD_DIR": str(run_dir / "tensorboard"), "WANDB_DIR": str(run_dir)}
     # verl registers its FSDP engine for cuda and npu only, so the CPU platform uses the name cuda.
     on_cpu = {"VERL_PLATFORM": "rstar_cpu", "VERL_ENGINE_DEVICE": "cuda"}
-    variables = {"VERL_USE_EXTERNAL_MODULES": PLUGIN} | folders | profile.env
+    variables = {"VERL_USE_EXTERNAL_MODULES": "rstar_lab.rl.verl.plugin"} | folders | profile.env
     return variables | (on_cpu if not profile.hardware.gpus else {})
 
 
@@ -68,8 +71,7 @@ def secrets_file(profile: Profile, run_dir: Path) -> Iterator[dict[str, str]]:
 
 
 def own_ray(profile: Profile) -> AbstractContextManager[Any]:
-    """On a CPU, start a Ray cluster for this run that counts the CPU as a GPU. With GPUs, verl joins or starts a Ray
-    cluster."""
+    """On a CPU, start a Ray cluster for this run that counts the CPU as a GPU. With GPUs, verl joins or starts one."""
     if profile.hardware.gpus or "RAY_ADDRESS" in os.environ:
         return nullcontext()
     from rstar_lab.hardware.local_ray import LocalRay
@@ -125,11 +127,12 @@ def train_stage(settings: Settings, profile: Profile, start: Path, extra: dict[s
     validate_config(config, need_reference_policy(config), need_critic(config))
 
     class Runner(TaskRunnerV1.__ray_metadata__.modified_class):  # type: ignore[misc,name-defined]
-        """verl's runner; it registers our trainer in its process first."""
+        """verl's runner; it registers our trainer in its process first. SIGTERM ends it as Ctrl-C does."""
 
         def run(self, config: Any) -> None:
             from rstar_lab.rl.verl import trainer  # noqa: F401
 
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
             super().run(config)
 
     try:
@@ -141,6 +144,12 @@ def train_stage(settings: Settings, profile: Profile, start: Path, extra: dict[s
         if isinstance(error.cause, UserError):
             raise UserError(str(error.cause)) from None
         raise
+    except (KeyboardInterrupt, SystemExit):  # Ray's handler of SIGTERM raises SystemExit
+        # The trainer records that its runs are stopped; without this, Ray kills it.
+        (settings.run_dir / STOP_FILE).touch()
+        wait_until(lambda: not is_locked(settings.run_dir), 20.0, every_s=0.1)
+        (settings.run_dir / STOP_FILE).unlink()
+        raise
 
 
 def run_part(name: str, command: list[str], attempts: int) -> None:
@@ -149,13 +158,7 @@ def run_part(name: str, command: list[str], attempts: int) -> None:
     An error of the user would occur again, so it is not tried again.
     """
     for left in reversed(range(attempts)):
-        process = subprocess.Popen(command)
-        try:
-            code = process.wait()
-        except KeyboardInterrupt:
-            process.terminate()
-            wait_or_kill(process, 30.0)
-            raise
+        code = run_child(command, capture=False).returncode
         if not code:
             return
         if code == USER_ERROR or not left:
@@ -185,6 +188,7 @@ def main(
     ] = None,
     runs_dir: Annotated[Path, typer.Option(help="Folder of runs, visible to every node.")] = Path("runs"),
     sft: Annotated[bool, typer.Option("--sft", help="Run only the SFT, in this process.")] = False,
+    base: Annotated[bool, typer.Option("--base", help="Only evaluate the model before SFT, in this process.")] = False,
     stage: Annotated[str | None, typer.Option(help="Run only this stage, in this process.")] = None,
     watchdog_s: Annotated[
         float, typer.Option(help="Seconds that a phase of a step may take before the run is stopped.")
@@ -198,7 +202,7 @@ def main(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """Run SFT and all stages from the last checkpoint, each in its own process."""
+    """Run SFT, the evaluation of the model before it, and all stages from the last checkpoint, each in its own process."""
     ours, verls = split_overrides(parse_overrides(sets or []))
     chosen, folder = load_profile(profile), runs_dir.absolute()
     loaded = load_recipe(recipe, ours | {"runs": str(folder)}, chosen)
@@ -213,6 +217,9 @@ def main(
     def plan() -> list[Settings]:
         return stages_of(loaded, folder, watchdog_s)
 
+    if base:
+        before = base_folder(loaded, folder / f"{loaded.name}-sft")
+        return train_stage(replace(plan()[0], base=True), chosen, before, verls)
     if stage is not None:
         settings = next((s for s in plan() if s.stage.name == stage), None)
         if settings is None:
@@ -226,6 +233,8 @@ def main(
         with own_ray(chosen):
             if loaded.sft is not None and not (start / "config.json").exists():
                 run_part("SFT", [*command, "--sft"], attempts)
+            if loaded.sft is not None and not checkpointed(plan()[0].run_dir) and not is_evaluated(loaded, "base"):
+                run_part("evaluation of the model before SFT", [*command, "--base"], attempts)
             for number in range(len(loaded.stages)):
                 settings = plan()[number]  # its first step depends on the stages before it
                 if attempts == 1 and settings.is_last and has_steps_left(settings):

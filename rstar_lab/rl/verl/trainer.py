@@ -28,7 +28,7 @@ from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.algorithm.selection import Selection, cut_mini_batches
 from rstar_lab.rl.evaluation import Generate
 from rstar_lab.rl.models.model import export_chat_template
-from rstar_lab.rl.pipeline import RL_KEYS, evaluate_sets
+from rstar_lab.rl.pipeline import RL_KEYS, evaluate_sets, is_evaluated
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.session import RunSession, open_run, vocabulary
 from rstar_lab.rl.step import BufferedGroups, Sampled, Step, check_mismatch_limit
@@ -90,8 +90,8 @@ class RecipeTrainer(PPOTrainer):
         self.settings = Settings.of(config.rstar)
         session = self.session = RunSession(self.settings.resolved, Reporter())
         extra = {"trainer": "verl", "job": os.environ.get("RSTAR_LAB_JOB")}
-        parent = {"run": session.run_id("sft"), "step": None} if self.settings.recipe.sft else None
-        self.writer = open_run(session, "rl", "train", RL_KEYS, parent=parent, extra=extra)
+        self.parent = {"run": session.run_id("sft"), "step": None} if self.settings.recipe.sft else None
+        self.writer = open_run(session, "rl", "train", RL_KEYS, parent=self.parent, extra=extra)
         self.watchdog = Watchdog(self.settings.watchdog_s, self.writer, self._pending_operations)
         self.state = TrainerState()
         self.lines: list[dict[str, Any]] = []  # metrics of the finished steps of this stage
@@ -110,6 +110,10 @@ class RecipeTrainer(PPOTrainer):
     def fit(self, agent_loop_manager: Any) -> None:
         agent_loop_manager.resume(self.state)
         with self.writer:
+            if self.settings.base:
+                self.agent_loop_manager = agent_loop_manager
+                self._evaluate_served(0, "base")
+                return
             super().fit(agent_loop_manager)
             if self.state.finished:
                 table = stage_table(self.settings.recipe.stages, self.writer.run_dir)
@@ -406,8 +410,8 @@ class RecipeTrainer(PPOTrainer):
         Raises UserError if a rollout fails; a resumed run generates only the rollouts that are not stored.
         """
         settings, step = self.settings, self.settings.first_step - 1
-        if self.global_steps == 0 and settings.first_step == 1:
-            self._evaluate_served("sft" if settings.recipe.sft else "base")
+        if not self.state.step:
+            self._evaluate_served(0, "sft" if settings.recipe.sft else "base")
         stage = settings.stage
         if stage.filter is None or difficulty_file(settings.run_dir, stage.name).exists():
             return
@@ -428,24 +432,24 @@ class RecipeTrainer(PPOTrainer):
             return {}
         self.watchdog.enter("evaluation", self.global_steps)
         self._begin_evaluation()
-        held_out = self._evaluate_served(model)
+        held_out = self._evaluate_served(self.global_steps, model)
         self._end_evaluation()
         self.watchdog.enter("update", self.global_steps)
         return held_out
 
-    def _evaluate_served(self, model: str | None) -> HeldOut:
-        """Evaluate the weights that the servers hold. A model that is evaluated already is not evaluated again."""
-        session, step = self.session, self.global_steps
-        runs = [session.runs_dir / session.run_id(f"{name}-{model}") for name in session.held_out]
-        if model and all((run / "run.json").exists() and RunReader(run).status == "finished" for run in runs):
+    def _evaluate_served(self, step: int, model: str | None) -> HeldOut:
+        """Evaluate the weights after `step`, which the servers hold. A model that is evaluated already is not evaluated again."""
+        session = self.session
+        if model and is_evaluated(session.recipe, model):
             return {}
+        parent = {"run": self.writer.run_dir.name, "step": step} if step else self.parent if model == "sft" else None
 
         def rollouts_of(problems: Sequence[Problem], run: str) -> Generate:
             on_progress = partial(self.watchdog.enter, "evaluation", step)
             sampling = "model" if model else "during"
             return self.other_rollouts.generator(run, step=step, sampling=sampling, on_progress=on_progress)
 
-        return asyncio.run(evaluate_sets(session, rollouts_of, parent=self.writer.run_dir.name, step=step, model=model))
+        return asyncio.run(evaluate_sets(session, rollouts_of, parent, model))
 
 
 @register_trainer("rstar")

@@ -106,8 +106,7 @@ class TranscriptWriter:
         self.errors.append(text)
 
     def first_error(self) -> str | None:
-        """Return the first error of a rollout, or None. verl itself only logs the error and continues without the
-        rollout."""
+        """Return the first error of a rollout, or None. verl only logs the error and continues without the rollout."""
         return self.errors[0] if self.errors else None
 
     def add(self, traj_id: str, row: bytes) -> None:

@@ -1,6 +1,7 @@
 """Report what the rollouts of a hung step wait for, then end the run so that its job can restart it from a checkpoint."""
 
 import os
+import signal
 import socket
 import sys
 import threading
@@ -14,6 +15,7 @@ from rstar_lab.runs.writer import RunWriter
 from rstar_lab.untrusted.text import counted
 
 EXIT_CODE = 70
+STOP_FILE = ".stop"  # the driver creates it in the run's folder when it is ended
 
 
 class PendingOperations:
@@ -43,7 +45,7 @@ PENDING = PendingOperations()
 
 
 class Watchdog:
-    """Watches the phases of a step.
+    """Watches the phases of a step, and ends the process when STOP_FILE exists.
 
     Args:
         limit_s: maximum seconds of one phase; None disables the watchdog.
@@ -73,6 +75,8 @@ class Watchdog:
         assert self.limit_s is not None
         while True:
             time.sleep(min(1.0, self.limit_s / 4))
+            if (self.writer.run_dir / STOP_FILE).exists():
+                return signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
             now = self._now
             if now and time.monotonic() - now[2] > self.limit_s:
                 self.report(*now)

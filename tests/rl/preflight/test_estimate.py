@@ -176,7 +176,7 @@ def test_the_time_of_a_job_includes_sft_filters_and_evaluations(tmp_path):
     file.write_text("".join(f'{{"question": "q{i}", "answer": "1"}}\n' for i in range(600)))
     changes = {f"stages.{number}.problems.file": str(file) for number in range(3)}
     recipe = load_recipe("qwen3_14b_mi300x", {**changes, "evaluate.during.every": 100})
-    found, missing = estimate.other_time(recipe, "verl", estimate.gpu_costs(model, recipe, profile))
+    found, missing = estimate.other_time(recipe, estimate.gpu_costs(model, recipe, profile))
     conversations = sum(entry.count for entry in recipe.sft.conversations)
     seconds = 4 * model.forward_flops(600, 600) * 3 * conversations / (64 * profile.hardware.bf16_tflops * 1e12)
     assert conversations == 222_000
@@ -188,9 +188,9 @@ def test_the_time_of_a_job_includes_sft_filters_and_evaluations(tmp_path):
     )
     step = estimate.step_time(model, plain, profile, recipe)
     assert found["filter of stage three"] == pytest.approx(step.generation + step.tail, rel=0.01)
-    assert found["evaluation (4 times)"] > 0 < found["evaluation during RL (5 times)"] and not missing
+    assert found["evaluation (5 times)"] > 0 < found["evaluation during RL (5 times)"] and not missing
     bare = load_recipe("qwen3_14b_mi300x")
-    found, missing = estimate.other_time(bare, "verl", estimate.gpu_costs(model, bare, profile))
+    found, missing = estimate.other_time(bare, estimate.gpu_costs(model, bare, profile))
     assert "filter of stage three" not in found and "filter of stage three (" in missing[0]
 
 

@@ -9,7 +9,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from verl.utils import ulysses
 
 from rstar_lab.hardware.processes import free_port
-from rstar_lab.rl.verl.config import PACKED_ATTENTION, attention_implementation
+from rstar_lab.rl.verl.config import PACKED_ATTENTION, override_config
 
 pytestmark = pytest.mark.slow
 LENGTHS = (5, 1, 12, 3)  # 21 tokens: two ranks need one token of padding
@@ -102,7 +102,7 @@ def test_a_padded_batch_and_a_short_sliding_window_are_refused():
 
 
 def test_flash_attn_is_used_if_it_is_installed(monkeypatch):
-    assert attention_implementation(flash=True) == PACKED_ATTENTION, "flash-attn is not installed here"
+    assert override_config(flash=True)["attn_implementation"] == PACKED_ATTENTION, "flash-attn is not installed here"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == "flash_attn" else None)
-    assert attention_implementation(flash=True) == "flash_attention_2"
-    assert attention_implementation(flash=False) == PACKED_ATTENTION
+    assert override_config(flash=True)["attn_implementation"] == "flash_attention_2"
+    assert override_config(flash=False)["attn_implementation"] == PACKED_ATTENTION

@@ -16,6 +16,7 @@ import yaml
 from rich.console import Console
 
 from benchmarks.verl_parity import prepare, start_verl
+from rstar_lab.analysis import open_runs, phase_table, results_table
 from rstar_lab.common.progress import Reporter
 from rstar_lab.hardware.local_ray import LocalRay
 from rstar_lab.rl.models.model import load_model, load_tokenizer
@@ -33,6 +34,7 @@ SFT = {
     "checkpoint_every": 12,
 }  # fmt: skip
 STEPS = 24
+EVALUATE = {"sets": {"held": {"synthetic": {"count": 2, "seed": 9}}}, "samples": 2, "max_response_tokens": 500}
 
 
 def conversation(n):
@@ -47,7 +49,8 @@ def conversation(n):
 def runs(tmp_path_factory):
     """Return the runs folders (local trainer, verl)."""
     folder = tmp_path_factory.mktemp("sft")
-    recipe = prepare(folder, steps=1, problems_per_step=2, group_size=2, lr=1e-12, weight_decay=0.0)
+    sizes = {"steps": 1, "problems_per_step": 2, "group_size": 2}
+    recipe = prepare(folder, evaluate=EVALUATE, lr=1e-12, weight_decay=0.0, **sizes)
     write_conversations(folder / "c.jsonl", map(conversation, range(10)))
     content = yaml.safe_load(recipe.read_text())
     content["sft"] = SFT | {"conversations": [{"file": str(folder / "c.jsonl")}]}
@@ -125,3 +128,12 @@ def test_rl_starts_from_the_sft_model(runs):
     after, before = tensors(rl / "checkpoints" / "step=000001"), tensors(runs[1] / "parity-sft" / "sft" / "model")
     for name, tensor in before.items():
         torch.testing.assert_close(after[name], tensor, rtol=0, atol=1e-6)
+
+
+def test_the_models_before_and_after_sft_are_evaluated_like_those_of_the_local_pipeline(runs):
+    infos = {name: RunReader(runs[1] / f"parity-held-{name}").info for name in ("base", "sft", "rl")}
+    parents = [None, {"run": "parity-sft", "step": None}, {"run": "parity-rl", "step": 1}]
+    assert [info["parent"] for info in infos.values()] == parents
+    assert all(info["status"] == "finished" and info["result"]["n"] == 4 for info in infos.values())
+    assert list(phase_table(runs[1], "parity").index) == ["before training", "after SFT", "after RL"]
+    assert {f"parity-held-{name}" for name in infos} <= set(results_table(open_runs(runs[1])).model)

@@ -154,7 +154,8 @@ def test_metrics_of_the_options_equal_the_local_trainers(runs):
 
 async def test_evaluations_of_the_training_equal_those_of_the_local_engines(runs):
     folder = runs[1].parent
-    assert sorted(path.name for path in folder.glob("parity-held-*")) == ["parity-held-rl", "parity-held-step000002"]
+    names = ["parity-held-base", "parity-held-rl", "parity-held-step000002"]
+    assert sorted(path.name for path in folder.glob("parity-held-*")) == names
     line = RunReader(runs[1]).metrics()[1]
     assert 0 <= line["eval/held/low"] <= line["eval/held/pass1"] <= line["eval/held/high"] <= 1
     recipe = load_recipe(folder.parent / "parity.yaml")
@@ -172,9 +173,9 @@ async def test_evaluations_of_the_training_equal_those_of_the_local_engines(runs
 
     expected = rows(folder.parent / "expected")
     assert len(expected) == 6
-    for name in ("parity-held-rl", "parity-held-step000002"):
-        reader = RunReader(folder / name)
-        assert reader.info["parent"] == {"run": "parity-rl", "step": 2} and reader.info["status"] == "finished"
+    for name in names:
+        reader, parent = RunReader(folder / name), None if name.endswith("base") else {"run": "parity-rl", "step": 2}
+        assert reader.info["parent"] == parent and reader.info["status"] == "finished"
         assert rows(folder / name) == expected
 
 
