@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rstar_lab.cli.shared import echo, examples
+from rstar_lab.cli.shared import check_output, echo, examples
 
 app = typer.Typer()
 
@@ -17,5 +17,6 @@ def notebooks(
     """Copy the notebooks into a folder, to use them outside of a clone of the repository."""
     from rstar_lab.common.resources import copy_notebooks
 
+    check_output(folder, folder=True)
     for path in copy_notebooks(folder):
         echo(path)
