@@ -11,9 +11,7 @@ app = typer.Typer()
 
 
 @app.command(epilog=examples("rstar-lab notebooks my_notebooks"))
-def notebooks(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder that receives the notebooks.")],
-) -> None:
+def notebooks(folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the notebooks.")]) -> None:
     """Copy the notebooks into a folder, to use them outside of a clone of the repository."""
     from rstar_lab.common.resources import copy_notebooks
 

@@ -13,8 +13,7 @@ _PACKAGE = Path(__file__).parent.parent
 
 
 def resource_folder(name: str) -> Path:
-    """Return the folder `notebooks` or `cluster`: the copy in an installed wheel, else the folder of the source
-    tree."""
+    """Return the folder `notebooks` or `cluster`: the copy in an installed wheel, else the folder of the source tree."""
     installed = _PACKAGE / "_resources" / name
     return installed if installed.is_dir() else _PACKAGE.parent / name
 

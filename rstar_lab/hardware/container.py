@@ -15,13 +15,9 @@ def slurm_runtime(image: str) -> Literal["apptainer", "pyxis"]:
 def registry_image(profile: Profile, backend: str) -> str:
     """Return the profile's image for a backend that pulls it from a registry. Raises UserError for none and for a file."""
     image = profile.container
-    if image is None:
+    if image is None or is_file(image) or "://" in image:
         raise UserError(
-            f"profile {profile.name}: backend {backend} requires `container`, such as registry/rstar-lab:cuda"
-        )
-    if is_file(image) or "://" in image:
-        raise UserError(
-            f"profile {profile.name}: container: {image}: backend {backend} requires an image of a registry, such as "
+            f"profile {profile.name}: container: {image or 'not set'}: backend {backend} requires an image of a registry, such as "
             "registry/rstar-lab:cuda"
         )
     return image

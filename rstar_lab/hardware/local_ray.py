@@ -28,8 +28,7 @@ TIMEOUTS = {
     # Prestarted workers have no runtime environment, so our jobs cannot use them.
     "RAY_prestart_worker_first_driver": "0",
 }
-# Queries the control store, which is ready before the job API. In a separate process, because Ray reads its token
-# settings when it is imported.
+# Queries the control store, which is ready before the job API. In a separate process: Ray reads its token when it is imported.
 WAIT_FOR_NODES = """
 import sys, time
 from ray._raylet import GcsClient
@@ -116,8 +115,7 @@ class LocalRay:
     def _write_agent_port(self, node: str, port: int) -> None:
         """Write the file in which a node's agent reports its port to the raylet.
 
-        A raylet exits if the file does not exist after 15 s. No setting changes this time, and the agent takes longer
-        on a busy machine.
+        A raylet exits if the file does not exist after 15 s. No setting changes this time. A busy agent takes longer.
         """
         session = self.folder / "session_latest"
         deadline = time.monotonic() + START_TIMEOUT_S

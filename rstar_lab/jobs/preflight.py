@@ -29,11 +29,9 @@ class Stage(TypedDict):
 class JobDescription:
     """Requirements of a job. Estimates are None if the profile has no peak rates.
 
-    parts_h: hours of the SFT, filters and
-    evaluations. not_counted: parts of the job that `hours` leaves out, because their files are missing.
-    cost: GPU-hours times the profile's `hardware.price_per_gpu_hour`.
-    disk_gb: checkpoints and run store. failed, warnings, skipped: messages of preflight. queue: output of Slurm's
-    commands.
+    parts_h: hours of the SFT, filters and evaluations. not_counted: parts of the job that `hours` leaves out, because their
+    files are missing. cost: GPU-hours times the profile's `hardware.price_per_gpu_hour`. disk_gb: checkpoints and run store.
+    failed, warnings, skipped: messages of preflight. queue: output of Slurm's commands.
     """
 
     recipe: str

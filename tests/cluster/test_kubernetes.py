@@ -84,7 +84,7 @@ def test_ray_of_the_image_has_the_version_of_the_kuberay_manifest():
 
 
 def test_ray_job_requires_an_image_and_a_folder_that_the_pods_see():
-    with pytest.raises(UserError, match="backend kuberay requires `container`"):
+    with pytest.raises(UserError, match="container: not set: backend kuberay requires an image"):
         job(load_profile("laptop"))
     with pytest.raises(
         UserError, match=r"container: /shared/images/rstar-lab-rocm\.sif: .* requires an image of a registry"

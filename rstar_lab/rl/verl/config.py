@@ -236,7 +236,8 @@ def override_config(*, flash: bool) -> dict[str, Any]:
     flash: whether the job can use flash-attn, which needs a GPU and bf16.
     """
     implementation = "flash_attention_2" if flash and importlib.util.find_spec("flash_attn") else PACKED_ATTENTION
-    return {"attn_implementation": implementation, "model_config": {}}  # verl saves overrides beside `model_config`
+    # Without `model_config`, verl saves the overrides with the model.
+    return {"attn_implementation": implementation, "model_config": {}}
 
 
 def tokens_per_gpu(profile: Profile, longest: int) -> int:

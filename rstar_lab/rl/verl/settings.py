@@ -38,12 +38,8 @@ class Settings:
         return cls(**{**node, "recipe": recipe, "stage": stage, "runs_dir": Path(node["runs_dir"])})
 
     def as_config(self) -> dict[str, Any]:
-        fields = {name: getattr(self, name) for name in ("run", "first_step", "watchdog_s", "base")}
-        return fields | {
-            "recipe": self.recipe.model_dump_json(),
-            "stage": self.stage.name,
-            "runs_dir": str(self.runs_dir),
-        }
+        names = {"recipe": self.recipe.model_dump_json(), "stage": self.stage.name, "runs_dir": str(self.runs_dir)}
+        return names | {name: getattr(self, name) for name in ("run", "first_step", "watchdog_s", "base")}
 
     @cached_property
     def rl(self) -> RlSection:

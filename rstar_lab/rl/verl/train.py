@@ -135,6 +135,7 @@ def train_stage(settings: Settings, profile: Profile, start: Path, extra: dict[s
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             super().run(config)
 
+    (settings.run_dir / STOP_FILE).unlink(missing_ok=True)  # of a driver that was killed while it stopped
     try:
         with secrets_file(profile, settings.run_dir) as secret:
             with open_dict(config):

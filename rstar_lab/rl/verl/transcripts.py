@@ -41,8 +41,7 @@ class RolloutNumbers:
 
 
 def split(trajectory: Trajectory, *, with_texts: bool, retried: int = 0) -> tuple[RolloutNumbers, bytes]:
-    """Return the numbers of a rollout and its pickled transcript. with_texts: if True, the outline is the trajectory
-    itself."""
+    """Return the numbers of a rollout and its pickled transcript. with_texts: if True, the outline is the trajectory itself."""
     row = transcript_row(trajectory, NOT_KEPT, arrays=True) | {
         "sample": trajectory.sample,
         "prompt_ids": np.asarray(trajectory.prompt_ids, np.int32),
