@@ -54,7 +54,7 @@ def reward(*_):
     pathlib.Path("started").touch()
     time.sleep(60)
 
-RULE = rule("slow", reads=("steps.reward",), cause="", remedy="", source="")(reward)
+RULE = rule("slow", reads=("rollouts.reward",), cause="", remedy="", source="")(reward)
 """
 CLIENT = {"name": "t", "version": "1"}
 CALLS = [

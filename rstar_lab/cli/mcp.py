@@ -1,11 +1,13 @@
 """`rstar-lab mcp`: a read-only server over a runs folder, for assistants."""
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rstar_lab.cli.shared import echo, examples
+from rstar_lab.hardware.ends import end_now, exit_code
 
 app = typer.Typer()
 
@@ -13,9 +15,7 @@ app = typer.Typer()
 @app.command(epilog=examples("rstar-lab mcp --runs-dir runs", "rstar-lab mcp --skill"))
 def mcp(
     runs_dir: Annotated[Path, typer.Option("--runs-dir", help="Folder of runs.")] = Path("runs"),
-    skill: Annotated[
-        bool, typer.Option("--skill", help="Print the guide for assistants (SKILL.md) instead, and exit.")
-    ] = False,
+    skill: Annotated[bool, typer.Option("--skill", help="Print SKILL.md, the guide for assistants.")] = False,
 ) -> None:
     """Let an assistant read runs: a server of the Model Context Protocol (MCP) on standard input and output.
 
@@ -25,6 +25,6 @@ def mcp(
     from rstar_lab.exchange.mcp_server import SKILL, make_server
 
     if skill:
-        echo(SKILL.read_text(encoding="utf-8"), end="")
-        return
+        return echo(SKILL.read_text(encoding="utf-8"), end="")
+    signal.signal(signal.SIGINT, lambda *_: end_now(exit_code()))  # a thread of the server waits for its input
     make_server(runs_dir).run("stdio")
