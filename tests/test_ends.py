@@ -170,7 +170,7 @@ def prepared(name, folder):
         )
         write_problems(folder / "many.jsonl", problems)
     if re.search("[ =]model ", COMMANDS[name][0]):
-        make_model(folder / "model")
+        make_model(folder / "model", max_length=1024 if name != "stage" else 4096)
         problems = [Problem(problem_id=f"p{i}", question=f"{i} + 1?", answer=f"{i + 1}") for i in range(20)]
         write_problems(folder / "problems.jsonl", problems)
     if name == "notebook":

@@ -5,13 +5,14 @@ import os
 import secrets
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import Self
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.temporary import LockedFolder
+from rstar_lab.common.temporary import LockedFolder, remove_stale_folders
 from rstar_lab.hardware.processes import JOB_VARIABLE, end_processes, exit_with_parent, free_port
 
 START_TIMEOUT_S = 300
@@ -99,9 +100,8 @@ class LocalRay:
         log = (self.folder / f"node-{len(self._processes)}.log").open("wb")
         with log:
             ports, node = {name: free_port() for name in PORTS}, secrets.token_hex(28)
-            threading.Thread(
-                target=self._write_agent_port, args=(node, ports["dashboard-agent-listen"]), daemon=True
-            ).start()
+            agent = (node, ports["dashboard-agent-listen"])
+            threading.Thread(target=self._write_agent_port, args=agent, daemon=True).start()
             process = subprocess.Popen(
                 [sys.executable, "-m", "ray.scripts.scripts", "start", *arguments, "--node-ip-address=127.0.0.1",
                  *(f"--{name}-port={port}" for name, port in ports.items()),
@@ -155,6 +155,7 @@ class LocalRay:
                 process.wait(5)
         end_processes(self._job_id, grace_s=0.5)
         self._locked.cleanup()
+        remove_stale_folders(Path(tempfile.gettempdir()))  # of its actors, which Ray kills
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -5,11 +5,12 @@ from pathlib import Path
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 
 
-def make_model(folder: Path, *, seed: int = 0, tied: bool = False):
+def make_model(folder: Path, *, seed: int = 0, tied: bool = False, max_length: int = 1024):
     from rstar_lab.rl.models.model import build_tiny, save_model
 
     tokenizer = train_tokenizer(["some text"], 300)
-    model = build_tiny(tokenizer, seed=seed, hidden_size=64, layers=2, heads=2, kv_heads=1, intermediate_size=128)
+    sizes = {"hidden_size": 64, "layers": 2, "heads": 2, "kv_heads": 1, "intermediate_size": 128}
+    model = build_tiny(tokenizer, seed=seed, max_length=max_length, **sizes)
     if tied:
         model.config.tie_word_embeddings = True
         model.tie_weights()
