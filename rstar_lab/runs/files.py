@@ -34,17 +34,17 @@ def sync_path(path: Path) -> None:
 
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+def atomic_write(path: Path, needed: int | None = None) -> Iterator[IO[bytes]]:
     """Yield a binary file that replaces `path` when the block ends without error. The data goes to a hidden temporary file.
 
     The temporary file is new and has a random name. A symbolic link at `path` is replaced, not followed. Temporary files of
-    killed writers are removed.
+    killed writers are removed. needed: see `name_disk_errors`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with name_disk_errors(path):
+        with name_disk_errors(path, needed):
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             with os.fdopen(fd, "wb") as file:
                 fcntl.flock(fd, fcntl.LOCK_EX)  # until the file is closed: see _remove_abandoned
@@ -124,35 +124,34 @@ _FULL = ("No space left", "File too large", "Disk quota", "inline_container", "u
 
 @contextmanager
 def name_disk_errors(path: Path, needed: int | None = None) -> Iterator[None]:
-    """Convert errors of a full disk, a quota and permissions to RunStoreError that names the file.
+    """Convert errors of a full disk, a quota and permissions to RunStoreError that names the file; of a full disk also the bytes.
 
-    needed: bytes that are written. Errors of torch and safetensors for a full disk are no OSError.
+    needed: bytes that are written, at most. Errors of torch and safetensors for a full disk are no OSError.
     """
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        if not isinstance(error, OSError) and not any(text in str(error) for text in _FULL):
+        full = any(text in str(error) for text in _FULL)
+        if not (full or isinstance(error, OSError)):
             raise
-        reason = getattr(error, "strerror", None) or (
-            str(error) if isinstance(error, OSError) else "no space left on the device"
-        )
+        reason = str(getattr(error, "strerror", "no space left on the device") or error)
         hint = "finished steps are kept; free disk space or fix the permissions, then run the same command again"
-        raise RunStoreError(f"cannot write {path}: {reason}{space_of(path, needed)}; {hint}") from error
+        raise RunStoreError(f"cannot write {path}: {reason}{space_of(path, needed) if full else ''}; {hint}") from error
 
 
 def space_of(path: Path, needed: int | None) -> str:
-    """Return how many bytes are needed and free where `path` is, for an error; empty if `needed` is not known."""
-    there = next((folder for folder in path.parents if folder.exists()), None)
-    if needed is None or there is None:
-        return ""
-    return f" ({needed:,} bytes are needed, {shutil.disk_usage(there).free:,} are free)"
+    """Return how many bytes are needed, if that is known, and free where `path` is, for an error."""
+    there = next(folder for folder in path.absolute().parents if folder.exists())
+    free = f"{shutil.disk_usage(there).free:,}"
+    return f" ({free} bytes are free)" if needed is None else f" ({needed:,} bytes are needed, {free} are free)"
 
 
 def write_json(path: Path, value: object) -> None:
-    with atomic_write(path) as file:
-        file.write((json.dumps(json_safe(value), indent=1, ensure_ascii=False) + "\n").encode())
+    data = (json.dumps(json_safe(value), indent=1, ensure_ascii=False) + "\n").encode()
+    with atomic_write(path, len(data)) as file:
+        file.write(data)
 
 
 def json_safe(value: Any) -> Any:

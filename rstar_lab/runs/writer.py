@@ -278,11 +278,12 @@ class RunWriter:
         write_json(self.run_dir / "run.json", self._info)
 
     def _append(self, line: dict[str, Any]) -> None:
-        with name_disk_errors(self._metrics):
+        data = _line(line)
+        with name_disk_errors(self._metrics, len(data)):
             with os.fdopen(open_regular(self._metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as file:
                 before = file.tell()
                 try:
-                    file.write(_line(line))
+                    file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
                 except BaseException:
@@ -344,7 +345,7 @@ def write_parts(path: Path, level: str, tables: Iterable[pa.Table], steps: Seque
     if (first := next(parts, None)) is None:
         return 0
     with (
-        atomic_write(path) as file,
+        atomic_write(path, first.nbytes if steps is None else None) as file,
         pq.ParquetWriter(file, first.schema.with_metadata(labels), **parquet_options(level)) as writer,
     ):
         for table in itertools.chain([first], parts):
@@ -398,7 +399,7 @@ def rewrite_with_steps(path: Path, level: str, steps: Sequence[int]) -> None:
 
 
 def write_rollup(run_dir: Path, rollup: pa.Table) -> None:
-    with atomic_write(run_dir / "rollup.parquet") as file:
+    with atomic_write(run_dir / "rollup.parquet", rollup.nbytes) as file:
         marks = {VERSION_KEY: str(SCHEMA_VERSION), LEVEL_KEY: "rollup"}
         # The file has many short columns: without compression and statistics it is smaller and faster to read.
         options = {"compression": "none", "use_dictionary": ["run_id", "stage"], "write_statistics": False}

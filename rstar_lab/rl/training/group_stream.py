@@ -32,8 +32,7 @@ FAR_UPDATES = 5  # number of consecutive updates above the limit that stops a ru
 
 @dataclass(slots=True)
 class Group:
-    """A group in progress or complete. version: policy version with which it started. done_at: time at which it was
-    complete."""
+    """A group in progress or complete. version: policy version with which it started. done_at: time at which it was complete."""
 
     tasks: list[RolloutTask]
     version: int
@@ -83,8 +82,7 @@ class GroupStream:
     error: BaseException | None = None
 
     def loaded(self, version: int) -> None:
-        """Start further groups. Called when the update on the last batch has ended and the engines serve its
-        weights."""
+        """Start further groups. Called when the update on the last batch has ended and the engines serve its weights."""
         self.version, self.updates = version, self.taken
         self.fill()
 

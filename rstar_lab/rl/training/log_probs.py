@@ -51,8 +51,7 @@ class MicroBatch:
     before_N: Tensor
 
     def scatter(self, rows: Sequence[Any], batch: Sequence[Trajectory]) -> Tensor:
-        """Return arrays over the responses of a batch as (B, T), float32, 0 outside of the responses. A row may be one
-        number."""
+        """Return arrays over the responses of a batch as (B, T), float32, 0 outside of the responses. A row may be one number."""
         out = torch.zeros(self.ids_BT.shape)
         for row, i in enumerate(self.index):
             start = len(batch[i].prompt_ids)

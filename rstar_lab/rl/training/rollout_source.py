@@ -45,8 +45,7 @@ class RolloutSource:
         self.servers = servers or {}
         self.seed, self.run, self.engines, self.context, self.load = seed, run, engines, context, load
         self.state = TrainerState()
-        # Versions of the trainer's weights, in order, since the start or the resume. A step without an update adds
-        # none.
+        # Versions of the trainer's weights, in order, since the start or the resume. A step without an update adds none.
         self.versions = [0]
         self.retried = 0  # further attempts at failed rollouts since the last step
         self.stream: GroupStream | None = None  # stream of the current stage; None in mode sync
@@ -201,8 +200,7 @@ class RolloutSource:
         stream.loaded(self.versions[-1])
 
     async def newest_in_engines(self, stream: GroupStream) -> None:
-        """Make the engines serve the newest weights. In mode one_step_off, wait for the batch in flight, which has older
-        ones."""
+        """Make the engines serve the newest weights. In mode one_step_off, wait for the batch in flight, which has older ones."""
         if stream.version != self.versions[-1]:
             await stream.settle()
             await self.load(self.versions[-1])

@@ -14,6 +14,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ from rstar_lab.rl.renderers.base import PromptFormat
 from rstar_lab.rl.renderers.conversations import Example, encode
 from rstar_lab.rl.training.data_parallel import SINGLE_RANK, HelperProcesses, Ranks
 from rstar_lab.rl.training.muon import Muon
-from rstar_lab.runs.files import atomic_write, write_json
+from rstar_lab.runs.files import atomic_write, name_disk_errors, write_json
 from rstar_lab.untrusted.files import read_json
 
 if TYPE_CHECKING:
@@ -426,7 +427,8 @@ def _save_checkpoint(
         "optimizers": [optimizer.state_dict() for optimizer in optimizers],
         "history": history,
     }
-    with atomic_write(out_dir / "checkpoint.pt") as file:
+    needed = 3 * sum(part.nbytes for part in model.parameters() if part.requires_grad)  # with two moments of each
+    with atomic_write(out_dir / "checkpoint.pt", needed) as file:
         torch.save(state, file)
 
 
@@ -455,8 +457,10 @@ def finish(
         file.write("".join(json.dumps(line) + "\n" for line in history).encode())
     temporary = out_dir / ".model.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
-    save(temporary)
-    shutil.rmtree(out_dir / "model", ignore_errors=True)
-    temporary.rename(out_dir / "model")
+    with name_disk_errors(out_dir / "model"), ExitStack() as stack:
+        stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+        save(temporary)
+        shutil.rmtree(out_dir / "model", ignore_errors=True)
+        temporary.rename(out_dir / "model")
     write_json(out_dir / "sft.json", summary)  # the run is finished once this file exists
     (out_dir / "checkpoint.pt").unlink(missing_ok=True)

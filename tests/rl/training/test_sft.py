@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -19,13 +20,13 @@ from transformers import Qwen3ForCausalLM
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.models.gpu import use_bf16_stream
-from rstar_lab.rl.models.model import build_tiny, has_bf16, load_model
+from rstar_lab.rl.models.model import build_tiny, has_bf16, load_model, save_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.recipe import SftConfig
 from rstar_lab.rl.renderers import paper as chat
 from rstar_lab.rl.renderers.conversations import Example, encode
 from rstar_lab.rl.training.data_parallel import HelperProcesses
-from rstar_lab.rl.training.sft import _loss, _micro_batches, common_beginning, iterate_batches, lr_scale, sft
+from rstar_lab.rl.training.sft import _loss, _micro_batches, common_beginning, finish, iterate_batches, lr_scale, sft
 
 SHAPE = {"hidden_size": 32, "layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 16, "intermediate_size": 64}
 TINY = {
@@ -221,6 +222,17 @@ def test_a_finished_run_is_reused_and_other_settings_are_an_error(tmp_path):
 def test_sft_without_conversations_is_an_error(tmp_path):
     with pytest.raises(UserError, match="max_tokens"):
         sft(fresh(), TOKENIZER, DATASET, config=SftConfig(**TINY | {"max_tokens": 4}), out_dir=tmp_path)
+
+
+def test_a_model_that_does_not_fit_on_the_disk_is_named_and_nothing_of_it_stays(tmp_path):
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, usual[1]))
+    try:
+        with pytest.raises(UserError, match=rf"cannot write {tmp_path}/model: .* \([\d,]+ bytes are free\)"):
+            finish(tmp_path, lambda folder: save_model(folder, fresh(), TOKENIZER), [], {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
 def test_a_loss_that_is_not_finite_is_an_error(tmp_path):
