@@ -78,7 +78,7 @@ COMMANDS = {
     "notebook": ("-m papermill book.ipynb out.ipynb -k python3 --log-output", "runs/*-sft/metrics.jsonl", None),
     "rehearse": (f"{CLI} rehearse tiny_fast --folder rehearsal", "rehearsal/**/metrics.jsonl", STOPPED),
     "demo": (f"{CLI} demo --fast --runs-dir runs", "runs/*-sft/metrics.jsonl", STOPPED),
-    "run": (f"{CLI} run tiny_fast --runs-dir runs", "runs/tiny_fast-eval-*/run.json", STOPPED),
+    "run": (f"{CLI} run tiny_fast --runs-dir runs", "runs/*-rl/metrics.jsonl", STOPPED),
     "stage": (f"-m rstar_lab.rl.verl.train {STAGE}", "runs/*-rl/metrics.jsonl", STOPPED),
     "rescore": (f"{CLI} rescore a --reward slow:reward", "started", STOPPED),
     "doctor": (f"{CLI} doctor runs --rule slow:RULE", "started", STOPPED),
@@ -128,12 +128,14 @@ def end(arguments, ready, how, folder, temporary, settle_s=2.0):
     if " mcp " in arguments:
         command.stdin.write(MCP.encode())
         command.stdin.flush()
-    seen, deadline = b"", time.monotonic() + 300
+    seen, deadline = b"", time.monotonic() + 600
     while ready.encode() not in seen and not any(folder.glob(ready)):
         (readable, *_) = select.select([command.stdout, command.stderr], [], [], 0.5)
         chunk = b"".join(os.read(stream.fileno(), 2**16) for stream in readable)
         seen += chunk
-        assert (chunk or not readable) and time.monotonic() < deadline, seen.decode()
+        if (readable and not chunk) or time.monotonic() > deadline:
+            command.terminate()
+            pytest.fail(seen.decode())
     time.sleep(settle_s)
     _, semaphores = marked(mark)
     if how is CLOSED:
