@@ -28,8 +28,10 @@ def invoke(*arguments):
 
 
 def test_list_shows_status_steps_and_reward(runs_dir):
+    older = runs_dir / "b" / "run.json"
+    older.write_text(json.dumps(json.loads(older.read_text()) | {"created": "2001-01-01T00:00:00+00:00"}))
     lines = [json.loads(line) for line in invoke("list", "--runs-dir", runs_dir, "--json").splitlines()]
-    assert {line["run_id"] for line in lines} == {"a", "b"}
+    assert [line["run_id"] for line in lines] == ["b", "a"], "oldest first"
     assert lines[0] | {"run_id": "", "created": "", "path": ""} == {
         "run_id": "", "kind": "train", "status": "finished", "created": "", "attempts": 1, "stage": "rl", "steps": 2,
         "last_step": 1, "trajectories": 16, "reward": 0.5, "checkpoints": [], "path": "",

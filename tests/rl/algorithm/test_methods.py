@@ -54,9 +54,9 @@ def released(text):
 
 @pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("turns", read_cases(__file__)["turns"])
-def test_the_released_format_penalty_is_that_of_the_text(turns, cut):
+@pytest.mark.parametrize("response", ["4", "No <answer> here", "<answer>4</answer>"])
+def test_the_released_format_penalty_is_that_of_the_text(turns, cut, response):
     """The response contains the headers of all turns but the first; a turn that was cut off has no end."""
-    response = "No <answer> here"
     between = f"<|im_end|>\n<|im_start|>user\n<tool_response>\n{response}\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     text = between.join(turns) + ("" if cut else "<|im_end|>")
     calls = tuple(ToolCallRecord(i, 0, "python", "", Outcome.OK, response, 0, 0, 0) for i in range(len(turns) - 1))

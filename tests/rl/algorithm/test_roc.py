@@ -47,12 +47,13 @@ def test_kept_counts_are_proportional(group, keep, rule, min_positive, min_negat
         assert abs(positives - keep * all_positives / len(group)) <= 1, "each side keeps its proportional share"
 
 
+@pytest.mark.parametrize("keep", [2, 16])
 @pytest.mark.parametrize("positives", range(33))
-def test_halves_are_rounded_to_even(positives):
+def test_halves_are_rounded_to_even(positives, keep):
     rewards = [1.0] * positives + [0.0] * (32 - positives)
-    kept = roc.resample(rewards, [0.1] * 32, 16)
+    kept = roc.resample(rewards, [0.1] * 32, keep)
     share = sum(rewards[index] > 0 for index in kept)
-    assert share == min(max(round(positives / 2), min(1, positives)), 16 - min(1, 32 - positives))
+    assert share == min(max(round(positives * keep / 32), min(1, positives)), keep - min(1, 32 - positives))
 
 
 def test_randomness_comes_only_from_rng():
