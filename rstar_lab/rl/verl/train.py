@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -127,13 +127,15 @@ def train_stage(settings: Settings, profile: Profile, start: Path, extra: dict[s
     validate_config(config, need_reference_policy(config), need_critic(config))
 
     class Runner(TaskRunnerV1.__ray_metadata__.modified_class):  # type: ignore[misc,name-defined]
-        """verl's runner; it registers our trainer in its process first. SIGTERM ends it as Ctrl-C does."""
+        """verl's runner; it registers our trainer in its process first. SIGTERM ends it as Ctrl-C does, also in its start."""
 
         def run(self, config: Any) -> None:
             from rstar_lab.rl.verl import trainer  # noqa: F401
 
             signal.signal(signal.SIGTERM, signal.default_int_handler)
-            super().run(config)
+            with ExitStack() as stack:
+                stack.push(lambda *error: self.trainer and self.trainer.writer.__exit__(*error))
+                super().run(config)
 
     (settings.run_dir / STOP_FILE).unlink(missing_ok=True)  # of a driver that was killed while it stopped
     try:

@@ -145,8 +145,7 @@ class TranscriptWriter:
         """Write the transcripts of the step, release them, and return their number. The transcripts of later steps stay.
 
         path: file of the step. fill: run, stage and step. names: traj_ids of the step; kept: traj_ids of the rollouts
-        that are trained on. token_arrays: see `step_rows`. The file becomes part of the run when the trainer commits
-        the step.
+        that are trained on. token_arrays: see `step_rows`. The file becomes part of the run when the trainer commits the step.
         """
         count = write_parts(path, "transcripts", self._parts(fill, names, set(kept), token_arrays))
         for name in names:

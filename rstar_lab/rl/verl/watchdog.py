@@ -49,8 +49,7 @@ class Watchdog:
 
     Args:
         limit_s: maximum seconds of one phase; None disables the watchdog.
-        pending: returns the operations that every worker waits for; called once, for the report. terminate: called
-        after the report.
+        pending: returns the operations that every worker waits for; called once, for the report. terminate: called after the report.
     """
 
     def __init__(
