@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -11,6 +12,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 import torch
+from helpers.small_disk import SmallDisk
 from helpers.tiny_models import make_model
 from safetensors import safe_open
 
@@ -18,6 +20,7 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.common.temporary import LockedFolder
 from rstar_lab.rl.engine import EngineError, FinishReason, Sampling
 from rstar_lab.rl.engines import group as group_module
+from rstar_lab.rl.engines import weights
 from rstar_lab.rl.engines.devices import environment_for, visible_gpus
 from rstar_lab.rl.engines.group import EngineGroup, engine_count, spawn_engines
 from rstar_lab.rl.engines.vllm import VllmEngine
@@ -169,6 +172,24 @@ def test_transport_is_chosen_by_where_trainer_and_engines_are(monkeypatch, tmp_p
     assert choose_transport(10, servers=False, trainer_gpu=None, engine_gpus=(None,)) == "shared-memory"
     assert choose_transport(10, servers=True, trainer_gpu="3", engine_gpus=("3",)) == "file"
     assert choose_transport(10**15, servers=False) == "file"
+
+
+def test_weights_that_no_longer_fit_into_shared_memory_are_sent_through_a_file(tmp_path, monkeypatch, caplog):
+    disk = SmallDisk(tmp_path, "size")
+    monkeypatch.setattr(weights, "SHARED_MEMORY", disk.folder)
+    try:
+        file = WeightsFile("shared-memory", tmp_path / "run")
+        file.write({"a": torch.zeros(100)}, {})
+        assert file.path.is_relative_to(disk.folder)
+        file.write({"a": torch.ones(200_000)}, {})
+        assert file.path.is_relative_to(tmp_path / "run") and read_weights(file.path)["a"].sum() == 200_000
+        assert re.search(
+            r"far is full \(800,000 bytes are needed, [\d,]+ are free\); weights are sent through files", caplog.text
+        )
+        assert list(disk.folder.iterdir()) == []
+        file.close()
+    finally:
+        disk.unmount()
 
 
 def test_weights_are_sent_in_the_engines_dtype_and_tied_ones_once(tmp_path):
