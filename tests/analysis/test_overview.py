@@ -131,6 +131,9 @@ def test_the_first_selected_run_is_the_newest_with_a_curve(tmp_path: Path, monke
     for run_id, steps in (("older", 2), ("trained", 2), ("evaluated", 1)):
         write_run(tmp_path, run_id, steps=steps, problems=1)
     assert overview(tmp_path).selected == ["trained"]
+    writing = write_steps(tmp_path, "started", problems=1)
+    next(writing)
+    assert overview(tmp_path).selected == ["started"]
 
 
 def test_a_training_is_followed_from_the_loss_of_its_sft_to_its_rollouts(tmp_path: Path):

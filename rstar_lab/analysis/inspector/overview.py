@@ -292,7 +292,8 @@ class Overview(Follower):
     def _first(self) -> list[str]:
         """Return the newest run with a curve of rollouts, else one with rollouts (evaluations have one step), else one of SFT."""
         started = [row for row in self.rows if row.step is not None]
-        return [row.run_id for row in sorted(started, key=lambda row: (not row.trajectories, row.step == 1))][:1]
+        started.sort(key=lambda row: (not row.trajectories, row.step == 1 and row.state != "running"))
+        return [row.run_id for row in started[:1]]
 
     def refresh(self) -> None:
         """Read the runs that changed and update the display."""
@@ -328,8 +329,7 @@ class Overview(Follower):
             self.figure.update_figure(_losses(runs.steps()) if rows else _empty_figure())
             return
         frame = curves(runs, ROLLED_UP)
-        names = [name for name in ROLLED_UP if frame[name].notna().any()]
-        names += held_out_metrics(runs)
+        names = [*(name for name in ROLLED_UP if frame[name].notna().any()), *held_out_metrics(runs)]
         self.figure.update_figure(plot_curves(runs, names) if names else _empty_figure())
         if self.inspector is None:
             self.inspector = Inspector(runs, label="selected runs")
