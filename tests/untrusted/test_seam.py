@@ -29,7 +29,6 @@ EXCEPTIONS = {
     "cli/mcp.py": (1, OWN_FILE),
     "cli/shared.py": (1, USER),
     "cli/sandbox.py": (1, USER),
-    "common/lazy_exports.py": (1, OWN_FILE),
     "common/service_tokens.py": (2, USER),
     "doctor/diagnosis.py": (2, OWN_FILE),
     "doctor/rules/__init__.py": (1, OWN_FILE),
