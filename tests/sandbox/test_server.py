@@ -28,7 +28,7 @@ SLEEP = RENAME + "import time\ntime.sleep({})\nprint('slept')"
 
 
 def running(service):
-    """Return the number of programs that run and have executed RENAME."""
+    """Return how many running programs have executed RENAME."""
     count = 0
     for process in psutil.Process(service["pid"]).children(recursive=True):
         with contextlib.suppress(psutil.Error):

@@ -170,7 +170,7 @@ def _results(texts: Sequence[str], calls: int) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """Return a text as it is, nothing for null, and another value as JSON."""
+    """Return a string unchanged, "" for None, and any other value as JSON."""
     return value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
 
 

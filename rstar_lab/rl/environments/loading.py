@@ -145,7 +145,7 @@ class EnvironmentClass:
 
 
 def is_environment(loaded: Any) -> bool:
-    """Return whether an object makes environments: a class, or what is called without arguments. A reward does not."""
+    """Return whether an object is a class, or a function without arguments, that creates environments, and not a reward."""
     if not callable(loaded) or is_scorer(loaded):
         return False
     accepts_any = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters_of(loaded))

@@ -438,7 +438,7 @@ class RecipeTrainer(PPOTrainer):
         return held_out
 
     def _evaluate_served(self, step: int, model: str | None) -> HeldOut:
-        """Evaluate the weights after `step`, which the servers hold. A model that is evaluated already is not evaluated again."""
+        """Evaluate the weights that the servers hold after `step`. A model that has already been evaluated is skipped."""
         session = self.session
         if model and is_evaluated(session.recipe, model):
             return {}
