@@ -68,7 +68,7 @@ def test_refresh_shows_new_steps_and_new_runs_and_reads_only_changed_runs(
     assert read == [["live"]]
     shown.refresh()
     assert read == [["live"]]
-    shown.selected = ["done", "live"]
+    shown.table.selected = ["done", "live"]
     before = shown.figure.figure_json
     for _ in writing:
         pass
@@ -83,7 +83,7 @@ def test_refresh_shows_new_steps_and_new_runs_and_reads_only_changed_runs(
 def test_selected_runs_are_overlaid_and_a_point_lists_its_rollouts(folder: Path):
     shown = overview(folder, selected=["grpo"])
     assert {trace.name for trace in shown.figure.figure.data if trace.name} == {"grpo"}
-    shown.selected = ["grpo", "roc"]
+    shown.table.selected = ["grpo", "roc"]
     figure = shown.figure.figure
     assert {trace.name for trace in figure.data if trace.name} == {"grpo", "roc"}
     number = next(place for place, trace in enumerate(figure.data) if trace.name == "roc")
@@ -91,7 +91,7 @@ def test_selected_runs_are_overlaid_and_a_point_lists_its_rollouts(folder: Path)
     show_points(shown.inspector, figure, [(number, 2)])
     assert shown.inspector.scope["filter"] == {"run_id": ["roc"], "step": 3}
     assert set(shown.inspector.rows().run_id) == {"roc"}
-    shown.selected = []
+    shown.table.selected = []
     assert "No run with steps" in shown.figure.figure_json
 
 
@@ -106,7 +106,7 @@ def test_a_damaged_run_is_shown_as_unreadable(tmp_path: Path):
 
 
 def test_static_output_has_all_runs_and_no_script(folder: Path):
-    text = overview(folder).to_html()
+    text = render_overview(overview(folder).rows)
     assert "grpo" in text and "roc" in text and text.count("<svg") >= 8 and "<script" not in text
 
 

@@ -14,6 +14,7 @@ from browser.inspector_page import book
 from browser.widget_page import WidgetPage
 from rstar_lab.analysis import explore, inspect, open_runs, overview
 from rstar_lab.analysis.inspector.link import LinkedFigure
+from rstar_lab.analysis.inspector.overview import render_overview
 from rstar_lab.analysis.report import report_html
 from rstar_lab.jobs.store import JobFolder, JobSpec
 
@@ -144,7 +145,7 @@ def static_pages(run: Path, runs) -> dict[str, str]:
         "static": widget.static_html(),
         "export": widget.html(traj_id),
         "report": report_html(run, sample=8),
-        "overview": overview(run.parent).to_html(),
+        "overview": render_overview(overview(run.parent).rows),
         "comparison": analysis.compare(runs, runs)._repr_html_(),
     }
 

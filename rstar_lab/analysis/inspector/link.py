@@ -22,7 +22,7 @@ from rstar_lab.runs import RunStoreError
 from rstar_lab.untrusted.text import Html, counted, html
 
 _MAX_LABELS = 3  # maximum number of points named in the label of a selection
-Point = int | tuple[int, int]  # index of a point, or row and column of a cell of a heat map
+Point = int | tuple[int, ...]  # index of a point, or row and column of a cell of a heat map
 MAX_ROWS = 20  # rows in the table
 WIDTH = 900  # pixels of the image
 _LOG = logging.getLogger(__name__)
@@ -123,7 +123,8 @@ def answer_figure(
     if op == "plotly":
         widget.send({"id": message["id"], "result": True}, [get_plotlyjs().encode()])
     elif op == "points" and inspector is not None:
-        points = [(int(trace), _index(point)) for trace, point in message["points"]]
+        # plotly reports a number, or row and column.
+        points = [(int(trace), tuple(map(int, p)) if isinstance(p, list) else int(p)) for trace, p in message["points"]]
         show_points(inspector, figures[int(message.get("figure", 0))], points)
     return op in ("plotly", "points")
 
@@ -203,14 +204,6 @@ def point_item(values: Any, point: Point) -> Any:
             return None
         values = values[index]
     return values
-
-
-def _index(point: Any) -> Point:
-    """Return the index of a point as plotly reports it: a number, or row and column."""
-    if isinstance(point, Sequence):
-        row, column = point
-        return int(row), int(column)
-    return int(point)
 
 
 def _points(trace: Any) -> list[Point]:

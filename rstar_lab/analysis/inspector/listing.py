@@ -1,7 +1,7 @@
 """Pages of the inspector's list: filtered and sorted, out of millions of rows.
 
-The ids of the rows are read in order once per filter and sort. A page is a slice of them: of a table in memory if there are few rows,
-else the columns of the list are read for these ids.
+A page of few rows is a slice of a table in memory. Else the rows are counted first, by step and run or by the value of the sort column.
+The counts show which steps or values contain the page, and only these are read.
 """
 
 import math
@@ -13,10 +13,9 @@ from typing import Any
 import duckdb
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
 from rstar_lab.analysis import queries
-from rstar_lab.analysis.filters import sql_list, sql_literal
+from rstar_lab.analysis.filters import sql_literal
 from rstar_lab.analysis.queries import connect, error_text, time_limit
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.common.errors import UserError
@@ -34,7 +33,8 @@ LIST_COLUMNS = (
     "turns", "response_tokens", "answer", "truth", "p_err", "p_format", "advantage", "entropy", "reflection_tokens", "stop_reason",
 )  # fmt: skip
 _IDS = ("traj_id", "run_id", "group_id", "problem_id")
-_CACHED = 8  # filters whose counts and orders are cached
+_CACHED = 8  # filters and orders whose counts are cached
+_MAX_SORTED = 5_000  # more rows that share a value are read by step and run: sorting reads all columns of all of them
 
 
 class Listing:
@@ -50,10 +50,9 @@ class Listing:
     def __init__(self, store: Runs) -> None:
         self.store = store
         self._connection: duckdb.DuckDBPyConnection | None = None  # to the trajectories in memory
-        self._listed: pa.Table | None = None  # their LIST_COLUMNS, in the default order
         self._refreshed_at = float("-inf")
         self._blocks: dict[str, list[tuple[int, str, int]]] = {}
-        self._orders: dict[tuple[Any, ...], pd.DataFrame] = {}
+        self._ranges: dict[tuple[Any, ...], pd.DataFrame] = {}
         self.columns = {str(name): str(kind) for name, kind, *_ in self._fetch("DESCRIBE trajectories")[1]}
         self._names = ", ".join(name for name in LIST_COLUMNS if name in self.columns)
 
@@ -69,7 +68,6 @@ class Listing:
             f"CREATE TABLE trajectories AS SELECT * FROM rows_in_memory ORDER BY {_order(DEFAULT_ORDER)}"
         )
         connection.unregister("rows_in_memory")
-        self._listed = connection.sql(f"SELECT {self._names} FROM trajectories ORDER BY rowid").to_arrow_table()
         self._connection = connection
 
     @property
@@ -79,10 +77,10 @@ class Listing:
 
     def refresh(self) -> None:
         """Read from the store again, after a run has grown."""
-        self._connection = self._listed = None
+        self._connection = None
         self._refreshed_at = time.monotonic()
         self._blocks.clear()
-        self._orders.clear()
+        self._ranges.clear()
 
     def _fetch(self, query: str, steps: Sequence[tuple[str, int]] | None = None) -> tuple[list[str], list[Any]]:
         """Run a query on trajectories and return its column names and rows.
@@ -99,9 +97,9 @@ class Listing:
 
     def count(self, where: str) -> int:
         """Return the number of rows of the filtered list."""
-        for (ordered, *_), ids in self._orders.items():
-            if ordered == where:
-                return len(ids)
+        for (counted, *_), ranges in self._ranges.items():
+            if counted == where:
+                return int(ranges.n.sum())
         return sum(n for *_, n in self.blocks(where))
 
     def blocks(self, where: str) -> list[tuple[int, str, int]]:
@@ -113,61 +111,72 @@ class Listing:
 
     def page(self, where: str, sort: Sequence[Any] = (), offset: int = 0, limit: int = 100) -> list[dict[str, Any]]:
         """Return rows offset .. offset + limit with LIST_COLUMNS, as JSON objects."""
-        listed = self._listed
-        part = self._ordered(where, sort, listed is not None).iloc[offset : offset + max(limit, 0)]
-        if listed is not None:
-            columns = listed.take(part.id.to_numpy(np.int64)).to_pydict()
-            return to_json_rows(list(columns), list(zip(*columns.values(), strict=True)))
-        if part.empty:
-            return []
-        condition, steps = f"traj_id IN ({sql_list(part.id)})", None
-        if not part.step.isna().any():  # only the files of these steps are read
-            steps = [(run_id, int(step)) for run_id, step in dict.fromkeys(zip(part.run_id, part.step, strict=True))]
-            condition = f"step BETWEEN {int(part.step.min())} AND {int(part.step.max())} AND {condition}"
-        names, found = self._fetch(f"SELECT traj_id AS id, {self._names} FROM trajectories WHERE {condition}", steps)
-        by_id = {row[0]: row[1:] for row in found}
-        return to_json_rows(names[1:], [by_id[each] for each in part.id if each in by_id])
+        keys, limit = self._keys(sort), max(limit, 0)
+        if self.in_memory:  # sorting them is faster than counting them
+            return self._read(where, keys, offset, limit)
+        if not sort:
+            return self._newest(where, offset, limit)
+        values, before = _overlapping(self._values(where, sort), offset, limit)
+        alone = (values.n > _MAX_SORTED) | values.low.isna()
+        rows: list[dict[str, Any]] = []
+        for _, part in values.groupby((alone | alone.shift(fill_value=False)).cumsum()):
+            low, high, missing = part.low.min(), part.high.max(), part.low.isna().all()
+            # A range of the column itself, so that DuckDB skips row groups by their statistics.
+            column = sort[0] if self._is_float(sort) else keys[0][0]
+            within = f"{column} BETWEEN {sql_literal(low)} AND {sql_literal(high)}"
+            condition = f"({where}) AND {f'{keys[0][0]} IS NULL' if missing else within}"
+            ahead, n = max(0, offset - before), int(part.n.sum())
+            wanted, before = min(n - ahead, limit - len(rows)), before + n
+            alike = missing or (n > _MAX_SORTED and low == high)
+            rows += self._newest(condition, ahead, wanted) if alike else self._read(condition, keys, ahead, wanted)
+        return rows
+
+    def _newest(self, where: str, offset: int, limit: int) -> list[dict[str, Any]]:
+        """Return a page of the list that is not sorted. Only the files of its steps are read."""
+        blocks, before = _overlapping(pd.DataFrame(self.blocks(where), columns=["step", "run_id", "n"]), offset, limit)
+        if blocks.step.isna().any():
+            return self._read(where, self._keys(), offset, limit)
+        steps = list(zip(blocks.run_id, blocks.step.astype(int), strict=True))
+        return self._read(where, self._keys(), offset - before, limit, steps) if steps else []
+
+    def _read(self, where: str, order: Any, offset: int, limit: int, steps: Any = None) -> list[dict[str, Any]]:
+        query = f"SELECT {self._names} FROM trajectories WHERE {where} ORDER BY {_order(order)} LIMIT {limit}"
+        return to_json_rows(*self._fetch(f"{query} OFFSET {offset}", steps))
+
+    def _values(self, where: str, sort: Sequence[Any]) -> pd.DataFrame:
+        """Return the values of the sort column in the order of the list: columns low, high, n (number of rows).
+
+        Floating-point values are rounded to thousandths, because there can be as many values as rows.
+        """
+        if (key := (where, *sort)) not in self._ranges:
+            column, down = self._keys(sort)[0]
+            value = f"round({column}, 3)" if self._is_float(sort) else column
+            query = f"SELECT min({column}) AS low, max({column}) AS high, count(*) AS n FROM trajectories WHERE {where}"
+            names, rows = self._fetch(f"{query} GROUP BY {value} ORDER BY {_order([('low', down)])}")
+            _cache(self._ranges, key, pd.DataFrame(rows, columns=names))
+        return self._ranges[key]
 
     def index_of(self, traj_id: str, where: str, sort: Sequence[Any] = ()) -> int | None:
         """Return the index of a trajectory in the list, or None if the filter excludes it."""
-        in_memory = self.in_memory
-        key = "rowid" if in_memory else "traj_id"
-        _, ids = self._fetch(f"SELECT {key} FROM trajectories WHERE traj_id = {sql_literal(traj_id)} LIMIT 1")
-        places: Any = np.flatnonzero(self._ordered(where, sort, in_memory).id == ids[0][0]) if ids else ()
-        return int(places[0]) if len(places) else None
+        place = f"row_number() OVER (ORDER BY {_order(self._keys(sort))}) - 1 AS place"
+        rows = f"SELECT traj_id, {place} FROM trajectories WHERE {where}"
+        found = self._fetch(f"SELECT place FROM ({rows}) WHERE traj_id = {sql_literal(traj_id)} LIMIT 1")[1]
+        return int(found[0][0]) if found else None
 
-    def _ordered(self, where: str, sort: Sequence[Any], in_memory: bool) -> pd.DataFrame:
-        """Return the ids of all rows of the filtered list, in its order: rowid of rows in memory, else traj_id, run_id and step."""
-        key = (where, in_memory, *sort)
-        if key not in self._orders:
-            # Rows in memory are in the default order.
-            columns, order = (
-                ("rowid AS id", (("rowid", False),)) if in_memory else ("traj_id AS id, run_id, step", DEFAULT_ORDER)
-            )
-            query = (
-                f"SELECT {columns} FROM trajectories WHERE {where} ORDER BY {_order([*self._sort_key(sort), *order])}"
-            )
-            with query_errors():
-                connection = self._connection
-                if not in_memory or connection is None:
-                    found = self.store.sql(query, timeout_s=queries.FILTER_S)
-                else:
-                    with time_limit(cursor := connection.cursor(), queries.FILTER_S):
-                        found = cursor.execute(query).df()
-            _cache(self._orders, key, found)
-        return self._orders[key]
-
-    def _sort_key(self, sort: Sequence[Any]) -> list[tuple[str, bool]]:
-        """Return the SQL expression of the column to sort by, and whether the order is descending."""
+    def _keys(self, sort: Sequence[Any] = ()) -> list[tuple[str, bool]]:
+        """Return the total order of the list: SQL expressions and whether each is descending. NaN counts as missing."""
+        order = [("rowid", False)] if self.in_memory else [*DEFAULT_ORDER]  # rows in memory are in the default order
         if not sort:
-            return []
-        column = str(sort[0])
-        if column not in self.columns:
-            raise UserError(f"cannot sort by {column!r}: trajectories have no such column")
-        kind = self.columns[column]
-        key = f"len({column})" if kind.endswith("[]") else column
-        key = f"nullif({key}, 'nan')" if kind in ("FLOAT", "DOUBLE") else key  # NaN counts as missing
-        return [(key, bool(sort[1]))]
+            return order
+        key = str(sort[0])
+        if key not in self.columns:
+            raise UserError(f"cannot sort by {key!r}: trajectories have no such column")
+        if self.columns[key].endswith("[]"):
+            key = f"len({key})"
+        return [(f"nullif({key}, 'nan')" if self._is_float(sort) else key, bool(sort[1])), *order]
+
+    def _is_float(self, sort: Sequence[Any]) -> bool:
+        return self.columns[str(sort[0])] in ("FLOAT", "DOUBLE")
 
 
 def frame_rows(frame: pd.DataFrame) -> tuple[list[str], list[tuple[Any, ...]]]:
@@ -178,6 +187,13 @@ def frame_rows(frame: pd.DataFrame) -> tuple[list[str], list[tuple[Any, ...]]]:
 
 def _order(keys: Sequence[tuple[str, bool]]) -> str:
     return ", ".join(f"{key} {'DESC' if down else 'ASC'} NULLS LAST" for key, down in keys)
+
+
+def _overlapping(blocks: pd.DataFrame, offset: int, limit: int) -> tuple[pd.DataFrame, int]:
+    """Return the blocks of n rows that contain rows offset .. offset + limit, and the number of rows before them."""
+    ends = blocks.n.to_numpy(np.int64).cumsum()
+    first, last = np.searchsorted(ends, [offset, offset + limit - 1], side="right")
+    return blocks.iloc[first : last + 1] if limit else blocks.iloc[:0], int(ends[first - 1]) if first else 0
 
 
 def _cache(kept: dict, key: Any, counted: Any) -> None:

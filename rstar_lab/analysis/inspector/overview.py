@@ -23,6 +23,7 @@ from rstar_lab.analysis.inspector.widget import Bundle, Follower, NotebookWidget
 from rstar_lab.analysis.line_panels import Panel, draw_panels
 from rstar_lab.analysis.metrics import class_title, curves, get_metric, held_out_metrics, rollout_classes
 from rstar_lab.analysis.runs import open_runs, recipe_changes, recipe_columns
+from rstar_lab.analysis.tables import format_value
 from rstar_lab.analysis.views import state_of
 from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunReader
@@ -204,9 +205,7 @@ def sparkline(name: str, values: list[float]) -> dict[str, str]:
     x = np.linspace(1, WIDTH - 1, len(kept)) if len(kept) > 1 else np.array([WIDTH / 2])
     points = " ".join(f"{a:.0f},{HEIGHT - 2 - b:.0f}" for a, b in zip(x, height * (HEIGHT - 4), strict=True))
     percent = name != "mismatch" and get_metric(name).percent
-    last = values[-1]
-    text = f"{last:.1%}" if percent else f"{last:,.0f}" if abs(last) >= 1000 else f"{last:.3g}"
-    return {"text": text, "points": points}
+    return {"text": format_value(values[-1], percent), "points": points}
 
 
 def _cell_html(cell: dict[str, str]) -> Html:
@@ -263,7 +262,7 @@ class RunTable(NotebookWidget):
 class Overview(Follower):
     """All runs of a folder in a table, the curves of the selected runs, and an inspector of their rollouts.
 
-    `selected` can be set from Python. Executed without a kernel, the table and the figure stay readable.
+    `table.selected` can be set from Python. Executed without a kernel, the table and the figure stay readable.
     """
 
     def __init__(self, root: Path, every_s: float, selected: list[str] | None) -> None:
@@ -280,14 +279,6 @@ class Overview(Follower):
     def selected(self) -> list[str]:
         """Ids of the runs whose curves are shown."""
         return self.table.selected
-
-    @selected.setter
-    def selected(self, run_ids: list[str]) -> None:
-        self.table.selected = list(run_ids)
-
-    def to_html(self) -> Html:
-        """Return the table as HTML that needs no kernel and no script."""
-        return render_overview(self.rows)
 
     def _first(self) -> list[str]:
         """Return the newest run with a curve of rollouts, else one with rollouts (evaluations have one step), else one of SFT."""
