@@ -25,9 +25,11 @@ from helpers.tiny_models import make_model
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.hardware.local_ray import LocalRay
 from rstar_lab.jobs import JobStatus, submit
+from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.problems import Problem, write_problems
 from rstar_lab.rl.tools.mcp import load_mcp_tools
 from rstar_lab.rl.training import data_parallel
+from rstar_lab.runs.writer import RunWriter
 
 ROOT = Path(__file__).parents[1]
 CLOSED = "its output is closed"
@@ -64,7 +66,8 @@ CALLS = [
 ]  # fmt: skip
 MCP = "".join(json.dumps({"jsonrpc": "2.0"} | call) + "\n" for call in CALLS)
 EVALUATE = "evaluate model --problems problems.jsonl --samples 200 --set evaluate.max_response_tokens=900"
-# Per command: arguments of Python; text that it prints once its processes run, or pattern of a file that it has written by then; and how
+# Per command: arguments of Python; text that it prints once its processes run, or pattern of a file that it has written by then (short
+# ones print none: they are ended after a second); and how
 # it ends: with 128 plus the signal (STOPPED), also with 0 (SERVICE), or with any code (None). Only the first three take seconds.
 STOPPED, SERVICE = "stopped", "service"
 COMMANDS = {
@@ -85,6 +88,13 @@ COMMANDS = {
     "data prepare": (f"{CLI} data prepare many.jsonl --out out.jsonl", "repeated row", STOPPED),
     "ablation": (f"{CLI} ablation report runs --save-data out.parquet", "runs/a/run.json", SERVICE),
     "mcp": (f"{CLI} mcp --runs-dir runs", '"id":2', SERVICE),
+    "sft": (f"{CLI} sft tiny_fast --runs-dir runs", "runs/*-sft/metrics.jsonl", STOPPED),
+    "audit": (f"{CLI} audit slow:reward --problems problems.jsonl", "started", STOPPED),
+    "preflight": (f"{CLI} preflight tiny_fast", "", SERVICE),
+    "export": (f"{CLI} export a --format sft --out out.jsonl", "", SERVICE),
+    "report": (f"{CLI} report a --out report.html", "", SERVICE),
+    "compact": (f"{CLI} runs compact a", "", SERVICE),
+    "rewind": (f"{CLI} rewind stored-rl 2 copy", "", SERVICE),
 }
 ROWS = [name if i < 3 else pytest.param(name, marks=pytest.mark.soak) for i, name in enumerate(COMMANDS)]
 
@@ -163,8 +173,16 @@ def temporary():
 
 def prepared(name, folder):
     """Write the files that a command reads, and return its row of the table."""
-    for run in "abcdefghijkl" if name in ("doctor", "ablation") else "a":
-        make_run(folder / "runs", run, steps=1, label=run if name == "ablation" else "")
+    for run in "abcdefghijkl" if name in ("doctor", "ablation") else "ab":
+        make_run(folder / "runs", run, steps=1 if COMMANDS[name][1] else 60, label=run if name == "ablation" else "")
+    if name == "rewind":
+        recipe = load_recipe("tiny_fast").model_dump(mode="json")
+        with RunWriter.open(folder / "runs", "stored-rl", kind="train", recipe=recipe, seed=0) as writer:
+            for step in (1, 2):
+                writer.write_step("rl", step, trajectories=[], calls=[], transcripts=[], metrics={})
+                with writer.checkpoint(step) as checkpoint:
+                    (checkpoint / "model.safetensors").write_bytes(bytes(1_000_000_000))
+            writer.finish("stopped")
     (folder / "slow.py").write_text(SLOW)
     if name == "data prepare":
         problems = (
@@ -173,6 +191,7 @@ def prepared(name, folder):
         write_problems(folder / "many.jsonl", problems)
     if re.search("[ =]model ", COMMANDS[name][0]):
         make_model(folder / "model", max_length=1024 if name != "stage" else 4096)
+    if "problems.jsonl" in COMMANDS[name][0]:
         problems = [Problem(problem_id=f"p{i}", question=f"{i} + 1?", answer=f"{i + 1}") for i in range(20)]
         write_problems(folder / "problems.jsonl", problems)
     if name == "notebook":
@@ -200,9 +219,9 @@ def test_a_command_that_is_ended_leaves_nothing(name, how, tmp_path, temporary):
     if how is CLOSED and name != "train":
         pytest.skip("it prints nothing more")
     arguments, ready, status = prepared(name, tmp_path)
-    code, errors, left = end(arguments, ready, how, tmp_path, temporary)
+    code, errors, left = end(arguments, ready, how, tmp_path, temporary, settle_s=2.0 if ready else 1.0)
     assert left == []
-    assert how is not signal.SIGKILL or code == -9
+    assert how is not signal.SIGKILL or code == -9 or not ready
     if how is signal.SIGKILL or name == "notebook":  # a kernel is killed with its client
         run_another(temporary)
     assert not stale() and not remaining(temporary)

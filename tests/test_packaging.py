@@ -55,18 +55,8 @@ def test_conda_set_resolves(tmp_path):
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if uv is None:
         pytest.skip("uv is not installed")
-    command = [
-        uv,
-        "pip",
-        "compile",
-        "--no-config",
-        "--quiet",
-        "--python-version",
-        "3.11",
-        "--python-platform",
-        "x86_64-unknown-linux-gnu",
-    ]
-    command += ["--index-strategy", "unsafe-best-match"]
+    options = "--no-config --quiet --python-version 3.11 --python-platform x86_64-unknown-linux-gnu"
+    command = [uv, "pip", "compile", *options.split(), "--index-strategy", "unsafe-best-match"]
     done = subprocess.run([*command, str(tmp_path / "all.txt")], capture_output=True, text=True)
     if done.returncode and re.search("dns error|error sending request", done.stderr):
         # Without the index of torch's CPU builds: any build of the same version.
@@ -120,14 +110,8 @@ def test_the_light_extras_bring_no_torch(extra):
 
 
 def test_the_repository_names_no_registry_and_no_foreign_path():
-    for name in (
-        "constraints/cpu.txt",
-        "constraints/cuda.txt",
-        "constraints/rocm.txt",
-        "pyproject.toml",
-        "Makefile",
-        "environment.yml",
-    ):
+    constraints = [f"constraints/{backend}.txt" for backend in ("cpu", "cuda", "rocm")]
+    for name in (*constraints, "pyproject.toml", "Makefile", "environment.yml"):
         assert not re.search(
             r"https?://(?!github\.com|arxiv\.org|download\.pytorch\.org)|file:|(?<![\w.$)])/(opt|home|root|mnt)/",
             (ROOT / name).read_text(),

@@ -63,7 +63,7 @@ def os_error_message(error: OSError, place: Path | None = None) -> str:
     file = error.filename2 or error.filename or place  # of a copy, the target
     hint = ""
     if error.errno in DISK_FULL:
-        hint = "; free space or quota there"
+        hint = f" ({shutil.disk_usage(Path(file or '.').absolute().parent).free:,} bytes are free); free space or quota there"
     elif error.errno in (errno.EACCES, errno.EPERM):
         hint = "; change the permissions of this file or of its folder"
     return f"{file}: {reason}{hint}" if file else f"{reason}{hint}"

@@ -169,8 +169,8 @@ def audit(reward: str, problems: Sequence[Problem], *, answer: AnswerFormat = "t
             results[check].add(value > 0 and value >= best - 1e-9 if rewarded else value <= 0, **example)
     known = [call for call in calls if call.reward is not None]
     order = rng.sample(known, len(known))
-    with ThreadPoolExecutor(THREADS) as threads:
-        shuffled = list(threads.map(lambda call: _timed(score, call.case), order))
+    threads = ThreadPoolExecutor(THREADS)  # not in a `with` statement, which waits for running calls after Ctrl-C
+    shuffled = list(threads.map(lambda call: _timed(score, call.case), order))
     again = [_timed(score, call.case) for call in order[:100]]
     for name, repeated in (("deterministic", again), ("order", shuffled)):
         for before, after in zip(order, repeated, strict=False):

@@ -77,8 +77,8 @@ def rescore(
     texts = dict(texts_of_model(source))
     if missing := trajectories.keys() - texts.keys():
         raise UserError(f"run {source.run_id} has no transcript of {len(missing)} trajectories, such as {min(missing)}")
-    with ThreadPoolExecutor(THREADS) as threads:
-        rewards = list(threads.map(lambda row: score(texts[row["traj_id"]], row["truth"]), trajectories.values()))
+    threads = ThreadPoolExecutor(THREADS)  # not in a `with` statement, which waits for running calls after Ctrl-C
+    rewards = list(threads.map(lambda row: score(texts[row["traj_id"]], row["truth"]), trajectories.values()))
     changes, correct_before = [], 0
     for row, new in zip(trajectories.values(), rewards, strict=True):
         old, text = row["reward"], texts[row["traj_id"]]

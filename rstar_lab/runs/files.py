@@ -44,7 +44,7 @@ def atomic_write(path: Path, needed: int | None = None) -> Iterator[IO[bytes]]:
     _remove_abandoned(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with name_disk_errors(path, needed):
+        with name_disk_errors(path, needed, temporary):
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             with os.fdopen(fd, "wb") as file:
                 fcntl.flock(fd, fcntl.LOCK_EX)  # until the file is closed: see _remove_abandoned
@@ -123,29 +123,32 @@ _FULL = ("No space left", "File too large", "Disk quota", "inline_container", "u
 
 
 @contextmanager
-def name_disk_errors(path: Path, needed: int | None = None) -> Iterator[None]:
+def name_disk_errors(path: Path, needed: int | None = None, part: Path | None = None) -> Iterator[None]:
     """Convert errors of a full disk, a quota and permissions to RunStoreError that names the file; of a full disk also the bytes.
 
-    needed: bytes that are written, at most. Errors of torch and safetensors for a full disk are no OSError.
+    needed: bytes that are written, at most; if it is not known, more than those of the unfinished file or folder `part` are needed.
+    Errors of torch and safetensors for a full disk are no OSError.
     """
     try:
         yield
-    except UserError:
-        raise
     except Exception as error:
         full = any(text in str(error) for text in _FULL)
-        if not (full or isinstance(error, OSError)):
+        if isinstance(error, UserError) or not (full or isinstance(error, OSError)):
             raise
-        reason = str(getattr(error, "strerror", "no space left on the device") or error)
+        reason = getattr(error, "strerror", None) or ("no space left on the device" if full else error)
         hint = "finished steps are kept; free disk space or fix the permissions, then run the same command again"
-        raise RunStoreError(f"cannot write {path}: {reason}{space_of(path, needed) if full else ''}; {hint}") from error
+        space = space_of(path, needed, part) if full else ""
+        raise RunStoreError(f"cannot write {path}: {reason}{space}; {hint}") from error
 
 
-def space_of(path: Path, needed: int | None) -> str:
-    """Return how many bytes are needed, if that is known, and free where `path` is, for an error."""
+def space_of(path: Path, needed: int | None, part: Path | None = None) -> str:
+    """Return how many bytes are needed, if that is known, and free where `path` is, for an error. part: see `name_disk_errors`."""
     there = next(folder for folder in path.absolute().parents if folder.exists())
-    free = f"{shutil.disk_usage(there).free:,}"
-    return f" ({free} bytes are free)" if needed is None else f" ({needed:,} bytes are needed, {free} are free)"
+    wanted = "" if needed is None else f"{needed:,} bytes are needed, "
+    if needed is None and part is not None:
+        written = sum(file.lstat().st_size for file in (part, *part.rglob("*")) if file.is_file())
+        wanted = f"more than {written:,} bytes are needed, "
+    return f" ({wanted}{shutil.disk_usage(there).free:,} bytes are free)"
 
 
 def write_json(path: Path, value: object) -> None:
@@ -162,8 +165,7 @@ def json_safe(value: Any) -> Any:
 def remove_folder(folder: Path) -> None:
     """Rename a folder to a hidden name, then delete it, so that readers never see a partly deleted folder."""
     hidden = folder.with_name(f".{folder.name}.removed")
-    if hidden.exists():
-        shutil.rmtree(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
     if folder.exists():
         folder.replace(hidden)
         shutil.rmtree(hidden)

@@ -49,9 +49,7 @@ def examine(run_dir: Path) -> Wholeness:
         if step <= whole:
             usable[step] = folder
         elif step > last:
-            damages.append(
-                f"{run_dir / 'metrics.jsonl'} ends at step {max(last, 0)}, before the checkpoint {folder.name}"
-            )
+            damages.append(f"{run_dir / 'metrics.jsonl'} ends at step {max(last, 0)}, before checkpoint {folder.name}")
     return Wholeness(last, usable, damages)
 
 

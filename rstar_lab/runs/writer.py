@@ -240,7 +240,7 @@ class RunWriter:
         parent = self.run_dir / "checkpoints"
         hidden, final = parent / f".step={step:06d}.tmp", parent / f"step={step:06d}"
         try:
-            with name_disk_errors(final, needed):
+            with name_disk_errors(final, needed, hidden):
                 shutil.rmtree(hidden, ignore_errors=True)
                 hidden.mkdir(parents=True)
                 yield hidden
@@ -259,8 +259,7 @@ class RunWriter:
 
     def latest_checkpoint(self) -> tuple[int, Path] | None:
         """Return (step, folder) of the newest checkpoint that is whole and that no damaged or lost table precedes, or None."""
-        usable = examine(self.run_dir).usable
-        return max(usable.items()) if usable else None
+        return max(examine(self.run_dir).usable.items(), default=None)
 
     def keep_checkpoints(self, n: int) -> None:
         """Delete all checkpoints except the newest n."""

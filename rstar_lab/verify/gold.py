@@ -81,6 +81,4 @@ def fault_of_answer(answer: str) -> str | None:
         return "contains '####'"
     if "\n" in text and r"\begin{" not in text:
         return "has a line break: it is a solution and not an answer"
-    if re.sub(r"[\s_]", "", text).casefold() in _PLACEHOLDERS:
-        return "is a placeholder"
-    return None
+    return "is a placeholder" if re.sub(r"[\s_]", "", text).casefold() in _PLACEHOLDERS else None

@@ -7,6 +7,7 @@ had less CPU time than its limit because the machine is busy is undecided; it is
 import atexit
 import contextlib
 import json
+import logging
 import os
 import select
 import socket
@@ -23,6 +24,9 @@ WORKERS = min(16, os.cpu_count() or 1)
 # Wall-clock limit of a comparison, all repetitions included: only a machine that gives a worker less than 1% of a core for
 # two minutes reaches it.
 GIVE_UP_S = 120.0
+
+NAMED_S = 30.0  # seconds after which a comparison without a reply is logged
+LOG = logging.getLogger(__name__)
 
 # Environment variables of the server: only those that Python needs to start, so that it has none of the caller's secrets.
 ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME")
@@ -161,9 +165,11 @@ def _reply(connection: socket.socket, request: bytes, deadline: float) -> bytes:
     poll.register(connection, select.POLLIN)
     try:
         connection.sendall(request)
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            return b""
-        return connection.recv(1)
+        left_s = max(0.0, deadline - time.monotonic())
+        if left_s > NAMED_S and not poll.poll(NAMED_S * 1000):
+            left_s -= NAMED_S
+            LOG.warning("a process that compares answers: no reply for %.0f s; in %.0f s it is ended", NAMED_S, left_s)
+        return connection.recv(1) if poll.poll(left_s * 1000) else b""
     except (OSError, ValueError):  # another thread has closed the pool
         return b""
 

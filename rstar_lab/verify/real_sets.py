@@ -113,12 +113,8 @@ def real_set(value: Any, algebra: Any) -> RealSet | None:
             return None
         return _joined([ALL, *map(part, conditions)], "cap")
     if isinstance(value, Group):
-        if value.opening:
-            return _bracketed(value)
-        return _listed(value, part)
-    if isinstance(value, Relation):
-        return _related(value, algebra)
-    return None
+        return _bracketed(value) if value.opening else _listed(value, part)
+    return _related(value, algebra) if isinstance(value, Relation) else None
 
 
 def _joined(parts: Sequence[RealSet | None], operation: str) -> RealSet | None:

@@ -23,9 +23,7 @@ NOT_INSTALLED, RENEWED = 3, 4  # exit codes of the server without sympy, and of 
 
 # Replies of one byte: the first two from a worker, the last two from the server.
 EQUAL, DIFFERENT, OUT_OF_TIME, CRASHED = b"1", b"0", b"T", b"C"
-_REPLY_OF_END = {
-    RENEWED: b"", -signal.SIGPROF: OUT_OF_TIME, -signal.SIGSEGV: CRASHED, -signal.SIGABRT: CRASHED,
-}  # fmt: skip
+_REPLY_OF_END = {RENEWED: b"", -signal.SIGPROF: OUT_OF_TIME, -signal.SIGSEGV: CRASHED, -signal.SIGABRT: CRASHED}
 
 
 def run_server(connections: list[socket.socket]) -> None:

@@ -89,7 +89,7 @@ def test_lost_lines_of_metrics_are_trained_again(undisturbed: Path, tmp_path: Pa
     metrics = tmp_path / "a" / "metrics.jsonl"
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:4]))
     train(tmp_path)
-    assert "before the checkpoint step=000005; run a continues from checkpoint step=000004" in caplog.text
+    assert "before checkpoint step=000005; run a continues from checkpoint step=000004" in caplog.text
     assert numbers(tmp_path / "a") == numbers(undisturbed)
 
 
@@ -177,13 +177,14 @@ def test_a_swapped_table_is_damaged(undisturbed: Path, tmp_path: Path):
 def test_an_error_of_a_full_disk_names_the_bytes(tmp_path: Path):
     with RunWriter.open(tmp_path, "a", **TRAIN) as writer:
         writer.write_step("rl", 1, **rows(1), metrics={})
-        for error in (OSError(28, "No space left on device"), RuntimeError("unexpected pos 12 vs 10")):
-            with pytest.raises(
-                RunStoreError, match=r"cannot write .*step=000001: .*left on.*7 bytes are needed, [\d,]+ are free"
-            ):
-                with writer.checkpoint(1, 7) as folder:
-                    (folder / "half").write_text("x")
-                    raise error
+        for error, needed, shown in (
+            (OSError(28, "No space left on device"), 7, "7 bytes"),
+            (RuntimeError("unexpected pos 12 vs 10"), None, "more than 3 bytes"),
+        ):
+            text = rf"cannot write .*step=000001: .*left on.*\({shown} are needed, [\d,]+ bytes are free"
+            with pytest.raises(RunStoreError, match=text), writer.checkpoint(1, needed) as folder:
+                (folder / "half").write_text("xyz")
+                raise error
         assert [*(tmp_path / "a" / "checkpoints").iterdir()] == []
         assert json.loads((tmp_path / "a" / "run.json").read_text())["status"] == "running"
 

@@ -26,17 +26,8 @@ async def cells(sandbox, name: str, *codes: str, **fields):
 
 @pytest.mark.slow
 async def test_state_is_kept_and_values_are_echoed(sandbox):
-    results = await cells(
-        sandbox,
-        "state",
-        "import math\nx = [1]",
-        "def grow():\n    x.append(len(x) + 1)",
-        "grow()",
-        "x",
-        "_",
-        "x;",
-        "math.pi > 3",
-    )
+    codes = ["import math\nx = [1]", "def grow():\n    x.append(len(x) + 1)", "grow()", "x", "_", "x;", "math.pi > 3"]
+    results = await cells(sandbox, "state", *codes)
     assert [(r.outcome, r.value) for r in results] == [
         (Outcome.OK, value) for value in (None, None, None, "[1, 2]", "[1, 2]", "[1, 2]", "True")
     ]

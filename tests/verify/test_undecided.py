@@ -46,7 +46,8 @@ def test_32_threads_on_a_busy_machine_decide_as_one_on_a_quiet_machine():
             process.join()
 
 
-def test_a_comparison_without_a_worker_is_undecided_and_not_different():
+def test_a_comparison_without_a_worker_is_named_and_undecided_and_not_different(monkeypatch, caplog):
+    monkeypatch.setattr(pool, "NAMED_S", 0.2)
     workers = pool.WorkerPool()
     try:
         workers.warm_up()
@@ -58,6 +59,7 @@ def test_a_comparison_without_a_worker_is_undecided_and_not_different():
             process.suspend()
         with pytest.raises(Undecided, match="no CPU time"):
             workers.compare("2x", "x+x", 0.5)
+        assert "no reply for 0 s; in 0 s it is ended" in caplog.text
         threading.Timer(0.5, lambda: [process.resume() for process in processes]).start()
         assert workers.compare("2x", "x+x", 60)  # it waits for the worker
     finally:

@@ -91,8 +91,7 @@ class EngineGroup:
                 self._ipc_failed = True
                 transport = self.transport(model)
         if transport != "cuda-ipc":
-            if self._file is None:
-                self._file = WeightsFile(transport, self.work_dir)
+            self._file = self._file or WeightsFile(transport, self.work_dir)
             tensors = tensors_to_send(full_state(model), self.dtype)
             await asyncio.to_thread(self._file.write, *tensors)  # in a thread, so that rollouts in flight continue
             path = self._file.path

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import select
 import signal
@@ -24,6 +25,8 @@ from rstar_lab.common.temporary import LockedFolder
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, RequestRefused, Sampling
 from rstar_lab.rl.engines.devices import end_of_log
 
+LOG = logging.getLogger(__name__)
+NAMED_S = 30.0  # seconds after which a busy process that sends nothing is named
 Request = tuple[int, list[int], Sampling]
 WeightSource = tuple[str, Any]  # ("file", path) or ("tensors", (tensors, aliases, adapters)), which are sent pickled
 
@@ -202,16 +205,19 @@ class VllmEngine:
         return True
 
     async def _watch(self) -> None:
-        period = min(5.0, self.stall_s / 4)
+        period, named = min(5.0, self.stall_s / 4), False
         while not self._closed:
             started = time.monotonic()
             await asyncio.sleep(period)
             # While the event loop is blocked (by an update, a checkpoint), heartbeats arrive but are not handled.
             self._last_message += max(0.0, time.monotonic() - started - period)
-            busy = self._pending or (self._weights_loaded and not self._weights_loaded.done())
-            if not busy:
+            if not (self._pending or (self._weights_loaded and not self._weights_loaded.done())):
                 self._last_message = time.monotonic()
-            elif time.monotonic() - self._last_message > self.stall_s and self._process:
+            silent_s = time.monotonic() - self._last_message
+            if silent_s > NAMED_S and not named:
+                LOG.warning("%s, process %s, is silent; it is ended after %.0f s", self.name, self.pid, self.stall_s)
+            named = silent_s > NAMED_S
+            if silent_s > self.stall_s and self._process:
                 self._last_message = time.monotonic()
                 self._process.kill()  # the reader thread sees the end of the connection and calls `_restart`
 
@@ -237,9 +243,7 @@ class VllmEngine:
         self._failure = error
         waiting: list[asyncio.Future[Any]] = [future for _, future in self._pending.values()]
         self._pending.clear()
-        if self._weights_loaded:
-            waiting.append(self._weights_loaded)
-        for future in waiting:
+        for future in [*waiting, *filter(None, [self._weights_loaded])]:
             if not future.done():
                 future.set_exception(error)
 
@@ -299,8 +303,6 @@ class VllmEngine:
 
     async def generate(self, prompt_ids: list[int], sampling: Sampling) -> Completion:
         """Sample one completion. A cancelled call is aborted in the engine. Raises EngineError."""
-        if self._failure:
-            raise self._failure
         (future,) = self.submit([(prompt_ids, sampling)])
         return await future
 

@@ -111,9 +111,7 @@ class _ProblemLengths:
 
 def _mills(z: float) -> float:
     """Return E[Z | Z > z] of a standard normal variable."""
-    if z > 6:
-        return z + 1 / z
-    return math.exp(-0.5 * z * z) / (_SQRT_2PI * 0.5 * math.erfc(z / _SQRT2))
+    return z + 1 / z if z > 6 else math.exp(-0.5 * z * z) / (_SQRT_2PI * 0.5 * math.erfc(z / _SQRT2))
 
 
 def _cdf(z: float) -> float:

@@ -2,14 +2,15 @@
 
 import shutil
 from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from rstar_lab.common.errors import UserError
+from rstar_lab.common.errors import UserError, file_errors
 from rstar_lab.rl.overrides import load_recipe
-from rstar_lab.runs.files import atomic_write, check_no_links, write_json
+from rstar_lab.runs.files import atomic_write, check_no_links, name_disk_errors, write_json
 from rstar_lab.runs.lock import is_locked
 from rstar_lab.runs.reader import RunReader
 
@@ -63,11 +64,10 @@ def rewind(
         raise UserError(f"{target} exists; choose a new folder for the rewound run")
     stored_recipe = info["recipe"].accept(f"run {source.run_id}", functions)
     name = source.run_id.removesuffix("-rl")
-    try:
+    with file_errors(source.run_dir):
         check_no_links(source.run_dir)  # a copy has the files that they name
-    except OSError as error:
-        raise UserError(f"{source.run_dir}: {error}") from error
-    try:
+    with ExitStack() as stack, name_disk_errors(target, part=target):
+        stack.callback(shutil.rmtree, target, ignore_errors=True)
         target.mkdir(parents=True)
         _copy_run(source, target / source.run_id, before[-1])
         sft = source.run_dir.parent / f"{name}-sft"
@@ -79,9 +79,7 @@ def rewind(
         _write_recipe(path, recipe)
         # The recipe is the one of the copy, so that the run accepts the changed keys.
         write_json(target / source.run_id / "run.json", {**info, "recipe": recipe, "status": "stopped"})
-    except BaseException:
-        shutil.rmtree(target, ignore_errors=True)
-        raise
+        stack.pop_all()
     return path
 
 

@@ -457,7 +457,7 @@ def finish(
         file.write("".join(json.dumps(line) + "\n" for line in history).encode())
     temporary = out_dir / ".model.tmp"
     shutil.rmtree(temporary, ignore_errors=True)
-    with name_disk_errors(out_dir / "model"), ExitStack() as stack:
+    with ExitStack() as stack, name_disk_errors(out_dir / "model", part=temporary):
         stack.callback(shutil.rmtree, temporary, ignore_errors=True)
         save(temporary)
         shutil.rmtree(out_dir / "model", ignore_errors=True)

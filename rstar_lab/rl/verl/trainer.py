@@ -67,6 +67,7 @@ from rstar_lab.rl.verl.sampler import RocReplayBuffer, RocReplayBufferAsync, Ste
 from rstar_lab.rl.verl.settings import Settings, checkpoint_folder, stage_has_ended
 from rstar_lab.rl.verl.transcripts import TrainerValues, start_writer
 from rstar_lab.rl.verl.watchdog import Watchdog
+from rstar_lab.runs.files import name_disk_errors
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.schema import step_file
 
@@ -116,8 +117,8 @@ class RecipeTrainer(PPOTrainer):
                 return
             super().fit(agent_loop_manager)
             if self.state.finished:
-                table = stage_table(self.settings.recipe.stages, self.writer.run_dir)
-                self.writer.finish("finished", result={"stages": table})
+                result = {"stages": stage_table(self.settings.recipe.stages, self.writer.run_dir)}
+                self.writer.finish("finished", result=result)
 
     def get_llm_client(self) -> ScheduledClient:
         """Return a client of the inference servers that follows `engine.scheduler` instead of verl's router."""
@@ -155,9 +156,9 @@ class RecipeTrainer(PPOTrainer):
         folder = checkpoint_folder(self.writer.run_dir, self.global_steps)
         folder.mkdir(parents=True, exist_ok=True)
         self.state.carried = [] if self.over else self.agent_loop_manager.unused()
-        # Before verl marks the checkpoint as the newest.
-        (folder / "trainer.json").write_text(json.dumps(asdict(self.state)))
-        super()._save_checkpoint()
+        with name_disk_errors(folder, part=folder):
+            (folder / "trainer.json").write_text(json.dumps(asdict(self.state)))  # before verl marks it as the newest
+            super()._save_checkpoint()
         self.saved = self.global_steps
         self._export(self.settings.stage.name, over=self.over)
 
@@ -445,9 +446,8 @@ class RecipeTrainer(PPOTrainer):
         parent = {"run": self.writer.run_dir.name, "step": step} if step else self.parent if model == "sft" else None
 
         def rollouts_of(problems: Sequence[Problem], run: str) -> Generate:
-            on_progress = partial(self.watchdog.enter, "evaluation", step)
-            sampling = "model" if model else "during"
-            return self.other_rollouts.generator(run, step=step, sampling=sampling, on_progress=on_progress)
+            report, sampling = partial(self.watchdog.enter, "evaluation", step), "model" if model else "during"
+            return self.other_rollouts.generator(run, step=step, sampling=sampling, on_progress=report)
 
         return asyncio.run(evaluate_sets(session, rollouts_of, parent, model))
 

@@ -20,7 +20,7 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.common.temporary import LockedFolder
 from rstar_lab.rl.engine import EngineError, FinishReason, Sampling
 from rstar_lab.rl.engines import group as group_module
-from rstar_lab.rl.engines import weights
+from rstar_lab.rl.engines import vllm, weights
 from rstar_lab.rl.engines.devices import environment_for, visible_gpus
 from rstar_lab.rl.engines.group import EngineGroup, engine_count, spawn_engines
 from rstar_lab.rl.engines.vllm import VllmEngine
@@ -100,7 +100,8 @@ async def test_blocked_event_loop_does_not_count_as_a_hang():
         assert process.kills == 0 and engine.process is process  # a restart would replace the process
 
 
-async def test_silent_process_is_killed_after_stall_s():
+async def test_silent_process_is_named_and_killed_after_stall_s(monkeypatch, caplog):
+    monkeypatch.setattr(vllm, "NAMED_S", 0.1)
     async with started({"answer_s": 5.0}, stall_s=0.3, max_restarts=0) as engine:
         process = engine.process
         for request in (  # after the first, later requests and weight updates fail at once, too
@@ -111,7 +112,7 @@ async def test_silent_process_is_killed_after_stall_s():
         ):
             with pytest.raises(EngineError, match="died too often"):
                 await asyncio.wait_for(request(), 4)
-        assert process.kills >= 1
+        assert process.kills >= 1 and "vllm-0, process 0, is silent" in caplog.text
 
 
 async def test_a_restart_that_cannot_load_the_model_is_reported_with_its_reason():
@@ -184,7 +185,8 @@ def test_weights_that_no_longer_fit_into_shared_memory_are_sent_through_a_file(t
         file.write({"a": torch.ones(200_000)}, {})
         assert file.path.is_relative_to(tmp_path / "run") and read_weights(file.path)["a"].sum() == 200_000
         assert re.search(
-            r"far is full \(800,000 bytes are needed, [\d,]+ are free\); weights are sent through files", caplog.text
+            r"far is full \(800,000 bytes are needed, [\d,]+ bytes are free\); weights are sent through files",
+            caplog.text,
         )
         assert list(disk.folder.iterdir()) == []
         file.close()

@@ -228,7 +228,10 @@ def test_a_model_that_does_not_fit_on_the_disk_is_named_and_nothing_of_it_stays(
     usual = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, usual[1]))
     try:
-        with pytest.raises(UserError, match=rf"cannot write {tmp_path}/model: .* \([\d,]+ bytes are free\)"):
+        with pytest.raises(
+            UserError,
+            match=rf"cannot write {tmp_path}/model: .* \(more than [\d,]+ bytes are needed, [\d,]+ bytes are free\)",
+        ):
             finish(tmp_path, lambda folder: save_model(folder, fresh(), TOKENIZER), [], {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, usual)
