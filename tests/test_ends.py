@@ -88,6 +88,7 @@ COMMANDS = {
     "data prepare": (f"{CLI} data prepare many.jsonl --out out.jsonl", "repeated row", STOPPED),
     "ablation": (f"{CLI} ablation report runs --save-data out.parquet", "runs/a/run.json", SERVICE),
     "mcp": (f"{CLI} mcp --runs-dir runs", '"id":2', SERVICE),
+    "inject": (f"{CLI} inject none --folder inject", "inject/**/metrics.jsonl", STOPPED),
     "sft": (f"{CLI} sft tiny_fast --runs-dir runs", "runs/*-sft/metrics.jsonl", STOPPED),
     "audit": (f"{CLI} audit slow:reward --problems problems.jsonl", "started", STOPPED),
     "preflight": (f"{CLI} preflight tiny_fast", "", SERVICE),
