@@ -36,12 +36,12 @@ MISTAKES = [
     ("demo --out a.jsonl", 1, "a.jsonl is a file; give a folder"),
     ("run", 2, "missing argument 'RECIPE'; `"),
     ("run tiny rl.lr=1e-5", 2, "a recipe key is set with --set KEY=VALUE, as in --set rl.lr=1e-4"),
-    ("run tiny --rl.lr 1e-5", 2, "a recipe key is set with --set KEY=VALUE"),
-    ("run tiny --set rl.lr 1e-5", 2, "a recipe key is set with --set KEY=VALUE"),
+    ("run tiny --steps 3", 2, "a recipe key is set with --set KEY=VALUE"),
     ("run tiny --profile laptop", 2, "run --help` lists what is possible"),
     ("serve", 2, "missing argument 'MODEL'; `"),
     ("init", 1, "init: give --model and --problems, as in"),
     ("init --model a.jsonl --problems a.jsonl", 1, "at least 2 are needed"),
+    ("init --model a.jsonl --problems wrong.jsonl --fields question=q,answer=b", 1, "field 'b': missing; the row has q, a"),
     ("sandbox serve --port many", 2, "invalid value for '--port': Input should be a valid integer"),
     # recipes and keys
     ("run nosuch", 1, "recipe nosuch: no such file; shipped recipes: evaluate"),
@@ -101,7 +101,9 @@ MISTAKES = [
     ("explain a b", 1, "`rstar-lab runs list` shows the runs"),
     ("audit nomod:x --problems a.jsonl", 1, "no module nomod"),
     ("doctor nowhere", 2, "nowhere does not exist: give a run, its folder, such as runs/NAME, or a log"),
-    ("view nowhere", 1, "nowhere does not exist: give a run, a folder of runs, or a log"),
+    ("doctor tinyrl", 2, "tinyrl does not exist; did you mean tiny-rl?"),
+    ("view rns", 1, "rns does not exist; did you mean runs?"),
+    ("view half.yaml", 1, "can be shown: give a run, a folder of runs, or a log of another trainer"),
     ("doctor a.jsonl --html folder", 1, "folder is a folder; give the name of a file"),
     # jobs and services
     ("jobs submit tiny_fast --name 'a b' --no-preflight", 1, "name of the run 'a b': use at most 150 letters"),
@@ -225,12 +227,8 @@ def test_every_quoting_that_bash_passes_on_is_understood(tmp_path):
         assert parse_overrides(bash_words(written)) == {"rl.lr": 1e-4}, written
     assert parse_overrides(bash_words("name=\\'010\\'")) == {"name": "010"}  # quotes that reach us keep the text
     for written in (
-        "rl.tools=[m:f]",
-        "'rl.tools=[m:f]'",
-        "\"rl.tools=['m:f']\"",
-        "'rl.tools=[\"m:f\"]'",
-        'rl.tools="[m:f]"',
-    ):
+        "rl.tools=[m:f]", "'rl.tools=[m:f]'", "\"rl.tools=['m:f']\"", "'rl.tools=[\"m:f\"]'", 'rl.tools="[m:f]"',
+    ):  # fmt: skip
         assert parse_overrides(bash_words(written)) == {"rl.tools": ["m:f"]}, written
     with pytest.raises(UserError, match="the value is not YAML"):
         parse_overrides(bash_words("'rl.tools=[m:f'"))

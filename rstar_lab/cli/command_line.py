@@ -158,8 +158,8 @@ def _fail_usage(error: Any) -> NoReturn:
     if context is not None and "did you mean" not in message.lower():
         hint = f"; `{context.command_path} --help` lists what is possible"
         takes_keys = any("--set" in option.opts for option in context.command.params)
-        if takes_keys and ("unexpected extra" in message or re.match(r"No such option: \S+\.", message)):
-            hint = "; a recipe key is set with --set KEY=VALUE, as in --set rl.lr=1e-4"
+        if takes_keys and ("unexpected extra" in message or message.startswith("No such option")):
+            hint += "; a recipe key is set with --set KEY=VALUE, as in --set rl.lr=1e-4"
     fail(f"{message[:1].lower()}{message[1:]}{hint}", error.exit_code)
 
 

@@ -23,11 +23,7 @@ app = typer.Typer()
 def doctor(
     paths: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="PATH...",
-            help="A run, a folder of runs, or the log of verl, TRL, prime-rl, inspect_ai, verifiers, TensorBoard or "
-            "OpenAI-style messages.",
-        ),
+        typer.Argument(metavar="PATH...", help="A run, a folder of runs, or a log of verl, TRL and others."),
     ],
     rule: Annotated[list[str] | None, typer.Option(help="A rule of your own, module:NAME. Can be repeated.")] = None,
     profile: Annotated[

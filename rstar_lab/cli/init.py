@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 # Names of columns that data sets use for ours, most common first.
 COLUMNS = {
-    "question": ("question", "problem", "prompt", "query", "instruction", "input"),
+    "question": ("question", "problem", "prompt", "problem_statement", "query", "instruction", "input"),
     "answer": ("answer", "final_answer", "expected_answer", "solution", "ground_truth", "target", "output", "label"),
 }
 CHATS = ("messages", "conversations")  # columns of whole conversations
@@ -161,6 +161,8 @@ def _split(source: str, fields: str) -> tuple["list[Problem]", "list[Problem]"]:
         parsed = parse_source(source, _guess_fields(parsed.path))
     bad: list[str] = []
     candidates = list(read_source(parsed, bad.append))
+    if bad and not candidates:
+        raise UserError(f"--problems {bad[0]}")
     if bad:
         echo(f"left out rows: {len(bad)}; the first: {bad[0]}")
     texts = Corpus().encode(candidate.problem.question for candidate in candidates)
@@ -212,10 +214,7 @@ def _guess_fields(path: Path) -> dict[str, str]:
     columns = {str(column).strip().lower(): str(column) for column in row}
     fields: dict[str, str] = {}
     for ours, names in COLUMNS.items():
-        theirs = next(
-            (columns[name] for name in names if name in columns and columns[name] not in fields.values()), None
-        )
-        theirs = theirs or next((columns[name] for name in CHATS if name in columns), None)
+        theirs = next((columns[name] for name in (*names, *CHATS) if name in columns), None)
         if theirs is None and ours == "answer" and "info" in columns:
             continue  # tests, or the environment decides
         if theirs is None:

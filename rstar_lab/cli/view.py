@@ -1,5 +1,6 @@
 """`rstar-lab view`: the inspector in the browser, without Jupyter."""
 
+import os
 import socket
 import webbrowser
 from pathlib import Path
@@ -34,7 +35,7 @@ def view(
     try:
         listener = socket.create_server(("127.0.0.1", port))
     except OSError as error:
-        fail(f"--port {port}: {error.strerror}; leave it out to use a free port", 1)
+        fail(f"--port {port}: {os.strerror(error.errno or 0)}; leave it out to use a free port", 1)
     address = f"http://127.0.0.1:{listener.getsockname()[1]}/?token={viewer.token}"
     echo(f"{address}\nStop with Ctrl+C.")
     if browser:

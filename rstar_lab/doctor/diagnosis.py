@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rstar_lab.hardware.profiles import Hardware
 
 RATES_FILE = Path(__file__).parent / "rates.json"
+MOST_LISTED = 40  # rules that are listed with the columns that they need
 
 
 @cache
@@ -162,7 +163,9 @@ class Diagnosis:
             by_reason: dict[str, list[str]] = {}
             for name, reason in reasons.items():
                 by_reason.setdefault(reason, []).append(name)
-            if by_reason:
+            if len(reasons) > MOST_LISTED:
+                lines.append(f"{title}: {len(reasons)} rules; `rstar-lab doctor PATH --json` names them")
+            elif by_reason:
                 parts_of = "; ".join(f"{reason} ({', '.join(names)})" for reason, names in by_reason.items())
                 lines.append(f"{title}: {parts_of}")
         return "\n".join(lines)
@@ -214,9 +217,7 @@ def diagnose(logs: Sequence[Log], rules: Sequence[Rule] = RULES, hardware: "Hard
     findings, silent = list[Finding](), list[str]()
     unchecked, too_few = dict[str, list[str]](), dict[str, str]()
     for rule in rules:
-        lacking: list[str] = []
-        needs: list[str] = []
-        checked = False
+        lacking, needs, checked = list[str](), list[str](), False
         count = len(findings)
         for log in logs:
             if not log.training and not rule.evaluations:

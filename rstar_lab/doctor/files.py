@@ -4,6 +4,7 @@ A file is recognised by its name and its first rows. A row that cannot be read i
 is never read in silence.
 """
 
+import difflib
 import os
 import re
 import struct
@@ -45,6 +46,17 @@ class Source:
     kind: str
     folder: Path
     files: tuple[Path, ...]
+
+
+def existing(path: Path) -> Path:
+    """Return a path, or that of a run id in runs/. Raises UserError that names what is written alike."""
+    places = (path, Path("runs") / path)
+    if found := [place for place in places if place.exists()]:
+        return found[0]
+    names = [other.name for place in places for other in place.parent.glob("*")]
+    near = difflib.get_close_matches(path.name, names, n=1)
+    meant = f"; did you mean {near[0]}?" if near else ": give a run, its folder, such as runs/NAME, or a log"
+    raise UserError(f"{path} does not exist{meant}")
 
 
 def sources(path: Path) -> tuple[list[Source], list[str]]:

@@ -18,7 +18,7 @@ import pandas as pd
 from rstar_lab.analysis.runs import Runs, open_runs
 from rstar_lab.common.errors import UserError
 from rstar_lab.doctor.answers import with_texts
-from rstar_lab.doctor.files import Source, Values, import_rollouts, metric_lines, sources
+from rstar_lab.doctor.files import Source, Values, existing, import_rollouts, metric_lines, sources
 from rstar_lab.doctor.metric_names import NAMES, canonical, held_out_score
 from rstar_lab.doctor.rule import Log
 from rstar_lab.exchange.rollout_rows import COLUMNS as ALIASES
@@ -46,9 +46,7 @@ def read_logs(path: Path, work_dir: Path) -> list[Log]:
     Files below one folder that belong to one run are read together. Raises UserError if nothing is recognised; the message lists the
     formats and what was found instead.
     """
-    given, path = path, path if path.exists() else Path("runs") / path  # a run id
-    if not path.exists():
-        raise UserError(f"{given} does not exist: give a run, its folder, such as runs/NAME, or a log")
+    path = existing(path)
     if (path / "run.json").exists() or any(path.glob("*/run.json")):
         return _own(path)
     found, notes = sources(path)
@@ -221,9 +219,7 @@ def _with_known_reward(table: pd.DataFrame, runs: Runs) -> tuple[pd.DataFrame, l
     if explained < 0.5:
         return table, [*notes, f"the advantages follow no weighted sum of {listed}"]
     if explained < 0.999:
-        note = (
-            "the advantages do not follow the sum of the rewards, whose weights the log does not have; neither is read"
-        )
+        note = "the advantages do not follow the sum of the rewards, whose weights are not logged; neither is read"
         return table.assign(reward=np.nan, advantage=np.nan), [*notes, note]
     used = np.abs(weights) * centred[names].std().to_numpy() > 1e-3 * advantage.std()
     chosen, weights = [name for name, own in zip(names, used, strict=True) if own], weights[used]

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.doctor.files import import_rollouts, sources
+from rstar_lab.doctor.files import existing, import_rollouts, sources
 from rstar_lab.exchange.import_rows import default_run_id
 
 
@@ -16,15 +16,14 @@ def runs_folder(path: Path) -> Path:
 
     Raises UserError if the path holds neither runs nor a known log.
     """
-    given, path = path, path if path.exists() else Path("runs") / path  # a run id
-    if not path.exists():
-        raise UserError(f"{given} does not exist: give a run, a folder of runs, or a log of another trainer")
+    path = existing(path)
     if (path / "run.json").exists() or any(path.glob("*/run.json")):
         return path
     found, notes = sources(path)
     found = [source for source in found if source.kind != "metrics"]
     if not found:
-        raise UserError(f"{path} holds no rollouts that can be shown{': ' if notes else ''}{'; '.join(notes[:3])}")
+        seen = "; ".join(notes[:3]) or "give a run, a folder of runs, or a log of another trainer"
+        raise UserError(f"{path} holds no rollouts that can be shown: {seen}")
     states = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for source in found for file in source.files]
     digest = hashlib.blake2b(repr((path.absolute(), states)).encode(), digest_size=10).hexdigest()
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rstar_lab" / "view"

@@ -142,9 +142,10 @@ def test_a_training_is_followed_from_the_loss_of_its_sft_to_its_rollouts(tmp_pat
             writer.write_step("sft", step, trajectories=[], calls=[], transcripts=[], metrics={"loss": 1 / step})
     shown = overview(tmp_path)
     assert shown.selected == ["one-sft"] and [list(trace.y) for trace in shown.figure.figure.data] == [[1, 0.5]]
-    write_run(tmp_path, "one-rl", steps=2, problems=1)
-    shown.refresh()
-    assert shown.selected == ["one-rl"] and shown.inspector is not None
+    for run_id, kind in (("one-held_out-base", "evaluate"), ("one-rl", "train")):
+        write_run(tmp_path, run_id, kind=kind, steps=2, problems=1)
+        shown.refresh()
+        assert shown.selected == [run_id] and shown.inspector is not None
 
 
 def test_runs_that_start_in_the_same_second_have_a_fixed_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

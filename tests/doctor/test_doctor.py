@@ -199,7 +199,8 @@ def sft_log(losses):
     "losses", [[6.8, 6.1, 5.2, 3.1, 2.4, 2.6, 2.2], [1.2, 1.5, 1.1, 1.6, 1.0, 1.4, 0.9], [6.8, 2.2]]
 )
 def test_an_honest_sft_has_no_finding(losses):
-    assert [finding.rule.name for finding in diagnose([sft_log(losses)]).findings] == []
+    diagnosis = diagnose([sft_log(losses)])
+    assert diagnosis.findings == [] and "rules; `rstar-lab doctor PATH --json` names them" in diagnosis.to_text()
 
 
 def names(log: Log) -> set[str]:

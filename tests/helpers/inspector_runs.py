@@ -67,7 +67,7 @@ def rollout(rng: np.random.Generator, problem: int, step: int, *, hostile: bool 
     }  # fmt: skip
 
 
-def write_run(folder: Path, run_id: str, **options: int) -> Path:
+def write_run(folder: Path, run_id: str, **options: Any) -> Path:
     """Write a complete run and return its folder. options: see `write_steps`."""
     for _ in write_steps(folder, run_id, **options):
         pass
@@ -75,7 +75,7 @@ def write_run(folder: Path, run_id: str, **options: int) -> Path:
 
 
 def write_steps(
-    folder: Path, run_id: str, *, seed: int = 0, steps: int = 6, problems: int = 4, group: int = 8
+    folder: Path, run_id: str, *, seed: int = 0, steps: int = 6, problems: int = 4, group: int = 8, kind: str = "train"
 ) -> Iterator[int]:
     """Write a run whose pass rate rises over `steps` steps; yield after each step.
 
@@ -84,7 +84,7 @@ def write_steps(
     rng = np.random.default_rng(seed)
     vocabulary: dict[str, int] = {}
     recipe = {"rl": {"method": {"roc": {"rule": "paper"}}}}
-    with RunWriter.open(folder, run_id, kind="train", recipe=recipe, seed=seed) as writer:
+    with RunWriter.open(folder, run_id, kind=kind, recipe=recipe, seed=seed) as writer:
         for step in range(1, steps + 1):
             trajectories, transcripts = [], []
             for problem in range(problems):

@@ -18,6 +18,7 @@ pytest.importorskip("playwright.sync_api")
 from playwright.sync_api import Page, expect, sync_playwright
 
 from rstar_lab.common.errors import UserError
+from rstar_lab.runs import RunWriter
 from rstar_lab.viewer.logs import runs_folder
 
 ROOT = Path(__file__).parents[2]
@@ -79,9 +80,12 @@ def no_control_is_clipped(page: Page) -> list[str]:
 
 @pytest.mark.slow
 def test_rollouts_curves_runs_and_the_diagnosis_are_one_click_away(tmp_path, page):
-    make_run(tmp_path / "runs", "a", steps=3)
+    with RunWriter.open(tmp_path / "runs", "a-sft", kind="sft", recipe={}, seed=0) as writer:
+        writer.write_step("sft", 1, trajectories=[], calls=[], transcripts=[], metrics={"loss": 2.0})
     with view(tmp_path / "runs") as address:
         page.goto(address)
+        expect(page.locator(".rl-figure .scatterlayer").first).to_be_visible()  # the loss of the SFT
+        make_run(tmp_path / "runs", "a", steps=3)
         expect(page.locator(".rl-count")).to_have_text("96 of 96 trajectories")
         assert page.locator(".rl-app").bounding_box()["height"] > 780  # the whole window
         page.locator(".rl-row[data-index='3']").click()

@@ -294,11 +294,11 @@ class Overview(Follower):
         if rows == self.rows:
             return
         before = self._of_selected()
-        follows = self.inspector is None and self.selected == self._first()
+        follows = self.selected == self._first() and not any(row.kind == "train" and row.trajectories for row in before)
         self.rows = rows
         self.table.set_rows(rows)
         if follows:
-            self.table.selected = self._first()  # the first rollouts of a training that began with SFT
+            self.table.selected = self._first()  # the stages of a training, until RL
         if self._of_selected() != before:
             self._draw(new_store=False)
 

@@ -110,7 +110,7 @@ def _line(item: Any, root: type[Section], stage: type[Section] | None) -> str:
         return "; ".join(filter(None, lines))
     text = f"{key}: unknown key" + (f" of {place.kind}" if place.kind else "")
     parent = f"{key.removesuffix(name)}" if near and "." in near[0] else ""
-    return text + (f"; did you mean {parent}{near[0]}?" if near else "")
+    return text + (f"; did you mean {parent}{near[0]}?" if near else "; docs/recipe-keys.md lists all keys")
 
 
 def _remedy(item: Any, place: "_Place") -> str:

@@ -93,7 +93,7 @@ async function start() {
     pane.title = label;
     main.append(pane);
   }
-  choose(shown.rollouts ? "rollouts" : "runs");
+  choose(["rollouts", "curves", "runs"].find((name) => shown[name]));
   await Promise.all(Object.entries(shown).map(async ([name, widget]) => {
     const model = new Model(widget);
     const { default: { initialize, render } } = await import(at(`./${name}.js`));
