@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.cases import read_cases
 from helpers.command import exit_code
 from helpers.small_disk import SmallDisk
 
@@ -28,94 +29,7 @@ FILES = {
     "folder/other.txt": "text",
     "runs/tiny-rl/run.json": "{}",
 }
-# (command line, exit code, part of the message). The command line is split as bash does.
-MISTAKES = [
-    ("dmeo", 2, "no such command 'dmeo'. Did you mean 'demo'?"),
-    ("demo --quick", 2, "no such option: --quick; `"),
-    ("demo --real --fast", 1, "--real cannot be combined with --fast"),
-    ("demo --out a.jsonl", 1, "a.jsonl is a file; give a folder"),
-    ("run", 2, "missing argument 'RECIPE'; `"),
-    ("run tiny rl.lr=1e-5", 2, "a recipe key is set with --set KEY=VALUE, as in --set rl.lr=1e-4"),
-    ("run tiny --steps 3", 2, "a recipe key is set with --set KEY=VALUE"),
-    ("run tiny --profile laptop", 2, "run --help` lists what is possible"),
-    ("serve", 2, "missing argument 'MODEL'; `"),
-    ("init", 1, "init: give --model and --problems, as in"),
-    ("init --model a.jsonl --problems a.jsonl", 1, "at least 2 are needed"),
-    ("init --model a.jsonl --problems wrong.jsonl --fields question=q,answer=b", 1, "field 'b': missing; the row has q, a"),
-    ("sandbox serve --port many", 2, "invalid value for '--port': Input should be a valid integer"),
-    # recipes and keys
-    ("run nosuch", 1, "recipe nosuch: no such file; shipped recipes: evaluate"),
-    ("run tny", 1, "did you mean tiny?"),
-    ("run half.yaml", 1, "recipe half.yaml: not YAML"),
-    ("run empty.yaml", 1, "the file must be a mapping of keys"),
-    ("run folder", 1, "is a folder, not a file"),
-    ("run tiny --set rl.lrr=1", 1, "rl.lrr: unknown key; did you mean lr?"),
-    ("run tiny --set rl.roc.rule=paper", 1, "rl.roc: unknown key; did you mean rl.method.roc?"),
-    ("run tiny --set seed", 1, "--set seed: give key=value"),
-    ("run tiny --set rl.lr=1e400", 1, "recipe tiny: rl.lr: Input should be a finite number"),
-    ("run tiny --set rl.lr=abc", 1, "rl.lr: Input should be a valid number"),
-    ("run tiny --set rl.lr=“1e-5”", 1, "typographic quotation mark"),
-    ("run tiny --set stages.0.problems={file:none.jsonl}", 1, "a value needs a space after the colon"),
-    ("run tiny --set rl.reward=nomod:x", 1, "rl.reward: nomod:x: no module nomod"),
-    ("run tiny --set rl.tools=[nomod:x]", 1, "rl.tools: nomod:x: no module nomod"),
-    ("run tiny --runs-dir half.yaml", 1, "--runs-dir half.yaml: half.yaml is a file; give a folder"),
-    ("preflight tiny --profile nosuch", 1, "no profile 'nosuch'; choose one of a100x8, h100x8, h100x8_local, laptop"),
-    ("preflight half.yml", 1, "did you mean half.yaml?"),
-    ("preflight a.jsonl", 1, "init --problems a.jsonl` writes one"),
-    ("preflight tiny --set rl.lora=8", 1, "rl.lora: Input should be a valid dictionary; give its keys, as in {rank: VALUE}"),
-    # models, without a network
-    ("run tiny_fast --set model=missing --set sft=null", 1, "model folder missing does not exist: give a folder"),
-    ("run tiny_fast --set model=Qwen/Qwen3-0.6B", 1, "hf download Qwen/Qwen3-0.6B --local-dir models/Qwen3-0.6B"),
-    ("evaluate Qwen/Qwen3-0.6B@v1 --problems a.jsonl", 1, "hf download Qwen/Qwen3-0.6B --revision v1"),
-    ("chat Qwen/Qwen3-0.6B", 1, "hf download Qwen/Qwen3-0.6B --local-dir"),
-    ("evaluate nowhere --problems a.jsonl", 1, "model nowhere: neither a folder with a config.json, nor a run"),
-    ("serve folder", 1, "model folder: neither a folder with a config.json, nor a run"),
-    ("chat http://localhost:1 --prompt hi", 1, "does not answer"),
-    ('chat http://localhost:1 --prompt ""', 1, "chat --prompt: the prompt is empty"),
-    # files of problems
-    ("data prepare missing.csv --out x.jsonl", 1, "missing.csv: no such file"),
-    ("data prepare b.jsonl --out x.jsonl", 1, "b.jsonl: no such file; did you mean a.jsonl?"),
-    ("data prepare folder --out x.jsonl", 1, "folder: a folder; give a file, ORG/NAME"),
-    ("data prepare wrong.jsonl --out x.jsonl", 1, "the row has q, a (map names with --fields question=NAME)"),
-    ("data prepare broken.jsonl --out x.jsonl", 1, "broken.jsonl, line 1: not JSON"),
-    ("data prepare empty.jsonl --out x.jsonl", 1, "empty.jsonl: no problems"),
-    ("data lint empty.jsonl", 1, "empty.jsonl: no rows"),
-    ("data prepare text.csv --out x.jsonl", 1, "this one has no row below it"),
-    ("data prepare short.parquet --out x.jsonl", 1, "truncated or not a Parquet file"),
-    ("data prepare a.jsonl --out ./a.jsonl", 1, "this file is also a source; write to another file"),
-    ("data prepare nosuchset --out x.jsonl", 1, "no such file; give a file, ORG/NAME on the hub, or one of dapo"),
-    ("data synthesize --count 0 --out x.jsonl", 2, "greater than or equal to 1"),
-    ("data synthesize --count 3 --out folder", 1, "problems are written as .jsonl or .parquet"),
-    # runs
-    ("runs show tinyrl", 1, "no run tinyrl in runs/: did you mean tiny-rl? `rstar-lab runs list` shows the runs"),
-    ("report tinyrl", 1, "no run tinyrl in runs/: did you mean tiny-rl? `rstar-lab runs list` shows the runs"),
-    ("runs list --runs-dir missing", 1, "there is no folder missing; set the folder of the runs with --runs-dir"),
-    ("report runs", 1, "runs is a folder of runs: give one of them, such as runs/tiny-rl"),
-    ("report tiny-rl --runs-dir runs/tiny-rl", 1, "--runs-dir runs/tiny-rl: this is a run, not a folder of runs"),
-    ("report tiny-rl --runs-dir missing", 1, "there is no folder missing; set the folder of the runs with --runs-dir"),
-    ("report tiny-rl --out folder", 1, "folder is a folder; give the name of a file"),
-    ("report tiny-rl --out a.jsonl/x.html", 1, "is a file, not a folder"),
-    ("ablation report runs --figure folder", 1, "folder is a folder; give the name of a file"),
-    ("report unknown", 1, "`rstar-lab runs list` shows the runs"),
-    ("rewind unknown 1 out", 1, "unknown"),
-    ("explain a b", 1, "`rstar-lab runs list` shows the runs"),
-    ("audit nomod:x --problems a.jsonl", 1, "no module nomod"),
-    ("doctor nowhere", 2, "nowhere does not exist: give a run, its folder, such as runs/NAME, or a log"),
-    ("doctor tinyrl", 2, "tinyrl does not exist; did you mean tiny-rl?"),
-    ("view rns", 1, "rns does not exist; did you mean runs?"),
-    ("view half.yaml", 1, "can be shown: give a run, a folder of runs, or a log of another trainer"),
-    ("doctor a.jsonl --html folder", 1, "folder is a folder; give the name of a file"),
-    # jobs and services
-    ("jobs submit tiny_fast --name 'a b' --no-preflight", 1, "name of the run 'a b': use at most 150 letters"),
-    ("jobs submit tiny_fast --set rl.lr", 1, "--set rl.lr: expected key=value"),
-    ("jobs submit tiny_fast --profile nosuch", 1, "no profile 'nosuch'; choose one of a100x8, h100x8, h100x8_local, laptop"),
-    ("jobs submit tiny_fast --host nohost.invalid --no-preflight", 1, "cannot reach nohost.invalid"),
-    ("jobs logs unknown", 1, "`rstar-lab jobs list` shows the jobs of a runs folder"),
-    ("sandbox serve --host 0.0.0.0", 1, "a token is required: set RSTAR_LAB_SANDBOX_TOKEN, or give --token-file"),
-    ("sandbox serve --token-file none", 2, "file 'none' does not exist"),
-    ("sandbox worker --redis redis://127.0.0.1:1", 1, "start `redis-server`, or correct --redis"),
-    ("bench nothing", 1, "bench nothing: unknown; choose from trainer"),
-]  # fmt: skip
+MISTAKES = read_cases(__file__, "cli_mistakes.yaml")["mistakes"]
 
 
 def run(

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 import pytest_asyncio
+from helpers.cases import read_cases
 
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.sandbox import Call, Limits, LocalSandbox
@@ -48,75 +49,7 @@ async def test_run_many_keeps_the_order(sandbox):
     assert [result.stdout for result in results] == [f"{i}\n" for i in range(40)]
 
 
-HONEST = {
-    "threads": (
-        "import threading\nout = []\nts = [threading.Thread(target=out.append, args=(i,)) for i in range(50)]\n"
-        "[t.start() for t in ts]; [t.join() for t in ts]\nsum(out)",
-        "1225",
-    ),
-    "a thread that outlives the code": (
-        "import threading, time\ndef late():\n    time.sleep(0.1)\n    print('late')\nthreading.Thread(target=late).start()",
-        "late\n",
-    ),
-    "exit handlers": ("import atexit\natexit.register(print, 'bye')\nprint('hi')", "hi\nbye\n"),
-    "asyncio": (
-        "import asyncio\nasync def main():\n    await asyncio.gather(*(asyncio.sleep(0.01) for _ in range(9)))\n"
-        "    process = await asyncio.create_subprocess_exec('echo', 'sub')\n    return await process.wait()\n"
-        "asyncio.run(main())",
-        "0",
-    ),
-    "multiprocessing": (
-        "import multiprocessing\ndef square(x):\n    return x * x\nwith multiprocessing.Pool(3) as pool:\n"
-        "    print(pool.map(square, range(5)))",
-        "[0, 1, 4, 9, 16]\n",
-    ),
-    "concurrent.futures": (
-        "from concurrent.futures import ProcessPoolExecutor\nwith ProcessPoolExecutor(2) as pool:\n"
-        "    print(list(pool.map(abs, [-1, -2])))",
-        "[1, 2]\n",
-    ),
-    "subprocess": (
-        "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'print(1)'], capture_output=True, text=True).stdout",
-        "'1\\n'",
-    ),
-    "tempfile": (
-        "import tempfile\nwith tempfile.NamedTemporaryFile('w+') as f:\n    f.write('x'); f.seek(0); print(f.read())",
-        "x\n",
-    ),
-    "files in the working folder": ("open('a.txt', 'w').write('text')\nopen('a.txt').read()", "'text'"),
-    "shared memory": (
-        "from multiprocessing import shared_memory\nm = shared_memory.SharedMemory(create=True, size=9)\n"
-        "m.buf[0] = 7; x = m.buf[0]; m.close(); m.unlink(); x",
-        "7",
-    ),
-    "numpy": ("import numpy as np\nfloat(np.linalg.det(np.eye(3) * 2))", "7.999999999999998"),
-    "sympy": ("from sympy import *\nx = symbols('x')\nsolve(x**2 - 5*x + 6, x)", "[2, 3]"),
-    "scipy": ("from scipy.optimize import brentq\nround(brentq(lambda x: x*x - 2, 0, 2), 6)", "1.414214"),
-    "mpmath": ("import mpmath\nmpmath.mp.dps = 20\nmpmath.sqrt(2)", "mpf('1.4142135623730950488011')"),
-    "stdin by hand": ("a, b = map(int, input().split())\nprint(a + b)", "30\n"),
-    "stdin as a file": ("print(open('/dev/stdin').read().split())", "['10', '20']\n"),
-    "__main__": ("if __name__ == '__main__':\n    print('main')", "main\n"),
-    "pickle of its own class": ("import pickle\nclass A:\n    x = 1\npickle.loads(pickle.dumps(A())).x", "1"),
-    "dataclass": (
-        "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\nP(3)",
-        "P(x=3)",
-    ),
-    "deep recursion": (
-        "import sys\nsys.setrecursionlimit(20000)\ndef f(n): return 0 if n == 0 else 1 + f(n - 1)\nf(15000)",
-        "15000",
-    ),
-    "unicode": ("'é' * 3 + '\U0001f600'", "'ééé\U0001f600'"),
-    "a handled signal": (
-        "import signal\nhits = []\nsignal.signal(signal.SIGALRM, lambda *_: hits.append(1))\n"
-        "signal.setitimer(signal.ITIMER_REAL, 0.05)\nsignal.pause()\nhits",
-        "[1]",
-    ),
-    "inspect.getsource": (
-        "import inspect\ndef f():\n    return 1\nprint(inspect.getsource(f))",
-        "def f():\n    return 1\n\n",
-    ),
-    "sys.argv": ("import sys\nsys.argv", "['main.py']"),
-}
+HONEST = read_cases(__file__)["ordinary programs"]
 
 
 @pytest.mark.slow
