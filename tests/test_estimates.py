@@ -18,7 +18,9 @@ from rstar_lab.runs.reader import RunReader
 
 def test_evaluation_and_analysis_give_the_same_intervals(tmp_path: Path):
     folder = make_run(tmp_path, "evaluated", problems=6)
-    result = summarise(RunReader(folder).read("trajectories").to_pylist())
+    rows = RunReader(folder).read("trajectories").to_pylist()
+    result, with_a_failure = summarise(rows), summarise(rows[1:])
+    assert with_a_failure["samples"] == result["samples"] - 1, "pass@k of the samples that all problems have"
     runs = open_runs(tmp_path)
     for name, metric in (("calls", "calls"), ("error_rate", "tool_error_rate"), ("truncated", "truncation_rate")):
         row = measure(runs, [metric]).iloc[0]

@@ -73,11 +73,11 @@ COMMANDS = {
 def test_a_command_that_finds_something_ends_with_1(name, tmp_path, monkeypatch, capfd):
     (tmp_path / "generous.py").write_text("def reward(text, answer):\n    return 1.0\n")
     monkeypatch.syspath_prepend(tmp_path)
-    for faulty in (False, True):
-        folder = tmp_path / str(faulty)
+    for faulty, form in ((False, []), (True, []), (True, ["--json"])):
+        folder = tmp_path / f"{faulty}{len(form)}"
         folder.mkdir()
         monkeypatch.chdir(folder)
-        assert exit_code(*COMMANDS[name](folder, faulty)) == int(faulty), capfd.readouterr()
+        assert exit_code(*COMMANDS[name](folder, faulty), *form) == int(faulty), capfd.readouterr()
         assert "Traceback" not in capfd.readouterr().err
 
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from helpers.analysis_runs import make_run
 
-from rstar_lab.analysis.comparison import compare
+from rstar_lab.analysis.comparison import _conclusion, compare
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import COLOURS
 from rstar_lab.analysis.figures import plot_curves, plot_lengths, plot_outcomes, plot_pass_at_k
@@ -165,6 +165,18 @@ def test_the_card_reports_paired_differences_and_a_conclusion(folder):
     assert "the data show a difference" in card.sentence and "3 and 3 runs" in card.sentence
     assert "<td>tool-error rate</td>" in card._repr_html_()
     assert "RoC" in card._repr_html_()
+
+
+CONCLUSIONS = {  # interval of b - a: for a metric of which less is better, without a direction, of which more is better
+    (0.1, 0.4): ("worse", "higher", "better"),
+    (-0.4, -0.1): ("better", "lower", "worse"),
+    (float("nan"), 0.1): ("too little data",) * 3,
+} | dict.fromkeys([(-0.1, 0.4), (0.0, 0.4), (-0.4, 0.0)], ("no difference shown",) * 3)
+
+
+@pytest.mark.parametrize(("interval", "words"), CONCLUSIONS.items())
+def test_a_conclusion_needs_an_interval_beside_0(interval, words):
+    assert tuple(_conclusion(*interval, better, single=False) for better in (-1, 0, 1)) == words
 
 
 def test_the_card_reports_no_difference_if_the_interval_contains_0(folder):

@@ -122,7 +122,7 @@ PLANTED = {
         response_tokens=200 * np.geomspace(1, 8, STEPS), reward=0.3 + 0.04 * np.sin(np.arange(STEPS))
     ),
     "gradient spikes": set_steps(grad_norm=[0.5] * (STEPS - 1) + [80.0]),
-    "clipping of most tokens": set_steps(clip_share=0.5),
+    "clipping of most tokens": set_steps(clip_share=[0.02] * (STEPS - 2) + [0.5] * 2),
     "engine and trainer disagree": set_steps(mismatch=0.2),
     "mismatch grows": set_steps(mismatch=np.geomspace(1e-4, 0.04, STEPS)),
     "importance weights far from 1": set_steps(ratio_max=1e5),

@@ -63,7 +63,7 @@ def test_nothing_stays_patched_after_a_dry_run():
 
 
 def test_an_update_of_the_local_trainer_holds_16_bytes_per_parameter():
-    recipe = small("qwen3_1_7b_one_gpu", **{"rl.micro_batch_tokens": 8192})
+    recipe = small("qwen3_1_7b_one_gpu", **{"rl.micro_batch_tokens": 8192, "engine.gpu_memory_utilization": 0.99})
     first, second = dry_run(recipe, load_profile("one_gpu"))
     assert (first.name, second.name, first.ranks) == ("one", "two", 1)
     kinds = first.phases["forward"]["by_kind_gb"]
@@ -71,6 +71,7 @@ def test_an_update_of_the_local_trainer_holds_16_bytes_per_parameter():
     for kind, bytes_each in (("parameters", 4), ("gradients", 4), ("moments", 8)):
         assert kinds[kind] * GB == pytest.approx(bytes_each * parameters, rel=0.02)
     assert 0 < first.mfu_bound < 1 and first.update_s > 0 and not first.collectives
+    assert max(first.engine_gb, first.with_margin_gb) < 80 and not first.fits, "engine and update hold memory together"
 
 
 @pytest.mark.slow

@@ -112,7 +112,7 @@ raw.sandbox = True
         "float('nan')", "1e999", "(1, {})", "10**400", "'x'", "__import__('os').write(1, b'1e6\\n') and __import__('os')._exit(0)",
         "__import__('os').write(1, b'[['*200000) and __import__('os')._exit(0)", "__import__('os').kill(__import__('os').getpid(), 9)",
         "[[]]*3",
-        "__import__('os').kill(__import__('os').getppid(), 9)", "__import__('time').sleep(99)",
+        "__import__('os').kill(__import__('os').getppid(), 9)", "__import__('time').sleep(999)",
     ],
 )  # fmt: skip
 def test_texts_that_are_evaluated_cannot_print_a_reward_or_end_the_run(text, tmp_path, monkeypatch, caplog):

@@ -168,6 +168,8 @@ def test_checkpoints_are_complete_or_absent(tmp_path):
             (folder / "weights").write_bytes(b"half")
             raise RuntimeError
         assert writer.latest_checkpoint() == (10, tmp_path / "a/checkpoints/step=000010")
+        nearest = [RunReader(tmp_path / "a").nearest_checkpoint(step).name for step in (1, 3, 4, 5, 7, 8, 9)]
+        assert [int(name[-2:]) for name in nearest] == [2, 2, 2, 4, 4, 4, 10], "step 4 was generated after update 3"
         writer.keep_checkpoints(2)
         assert list(RunReader(tmp_path / "a").checkpoints()) == [4, 10]
         writer.cut(5)

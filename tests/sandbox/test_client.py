@@ -6,12 +6,14 @@ import os
 import signal
 from collections.abc import AsyncIterator
 
+import httpx
 import pytest
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES, Outcome
 from rstar_lab.hardware.processes import free_port
 from rstar_lab.sandbox import Call, CallResult, SandboxClient
+from rstar_lab.sandbox.client import retry_after
 from rstar_lab.sandbox.launch import serving
 
 
@@ -131,6 +133,11 @@ async def test_what_may_be_transient_is_repeated_and_logged_once(status, body, c
         result = await client.run("1")
     assert result.outcome is Outcome.SANDBOX_ERROR and url in result.stderr and client.retries > 1
     assert len(caplog.messages) == 1 and url in caplog.messages[0]
+
+
+@pytest.mark.parametrize(("header", "seconds"), [("0", 0), ("7", 7), ("3600", 60), ("-1", 0), ("soon", 0), ("", 0)])
+def test_a_service_delays_its_client_by_a_minute_at_most(header, seconds):
+    assert retry_after(httpx.Response(503, headers={"Retry-After": header})) == seconds
 
 
 async def test_a_cancelled_call_is_ended_on_the_service(client):

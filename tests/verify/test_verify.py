@@ -17,6 +17,7 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.verify import Undecided, extract_answer, last_boxed, same_answer, verify, verify_many, warm_up
 from rstar_lab.verify import pool as pool_module
 from rstar_lab.verify import worker as worker_module
+from rstar_lab.verify.comparison import canonical_integer
 
 # An answer is decided within 5 s on a free core. CPU time is what counts, so a loaded machine takes longer.
 DEADLINE_S = 5.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
@@ -37,6 +38,13 @@ def test_last_boxed(text, content):
 @pytest.mark.parametrize(("text", "content"), CASES["tagged answer"])
 def test_extract_answer(text, content):
     assert extract_answer(text) == content
+
+
+@pytest.mark.parametrize("number", [0, 7, 12, 123, 1234, 12_345, 123_456, 1_234_567])
+def test_integers_have_one_form_whatever_their_separators(number):
+    for sign, prefix in (("", ""), ("+", ""), ("-", "-" if number else "")):
+        for written in (f"{number}", f"{number:,}", f"00{number}"):
+            assert canonical_integer(sign + written) == f"{prefix}{number}"
 
 
 def test_answers_inside_a_response_verify_as_they_compare():

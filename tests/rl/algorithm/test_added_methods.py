@@ -10,16 +10,19 @@ import pytest
 import torch
 from helpers.scripted_training import recipe_of
 from helpers.trajectories import trajectory
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.algorithm.selection import select_rollouts
 from rstar_lab.rl.environments.mixture import Mixture
+from rstar_lab.rl.methods.repetition import repeated_share
 from rstar_lab.rl.methods.samplers import ProblemHistory, add_results
 from rstar_lab.rl.problems import Problem, write_problems
 from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.resolved import read_stage_problems
 from rstar_lab.rl.training.checkpoint import TrainerState
-from rstar_lab.rl.trajectory import StopReason
+from rstar_lab.rl.trajectory import StopReason, Turn
 
 POOL = [Problem(problem_id=f"p{i}", question=f"q{i}", answer="1", difficulty=i / 8) for i in range(9)]
 
@@ -74,6 +77,15 @@ def test_tokens_of_each_task_have_advantages_of_mean_0_and_deviation_1():
         np.testing.assert_allclose(tokens, (before - before.mean()) / (before.std() + 1e-6))
     with pytest.raises(ValueError, match="task_normalisation cannot be combined with method otb"):
         RlSection(method={"type": "otb", "add": [{"type": "task_normalisation"}]})
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 1), max_size=12), st.integers(0, 12), st.integers(1, 5))
+def test_repetition_is_the_share_of_windows_that_occurred_before(ids, cut, ngram):
+    turns = [Turn(start, end, "", 0, 0, 0) for start, end in ((0, min(cut, len(ids))), (min(cut, len(ids)), len(ids)))]
+    windows = [tuple(ids[k : k + ngram]) for turn in turns for k in range(turn.start, turn.end - ngram + 1)]
+    expected = 1 - len(set(windows)) / len(windows) if windows else 0.0
+    assert repeated_share(replace(group([1])[0], response_ids=ids, turns=turns), ngram) == pytest.approx(expected)
 
 
 def draw(state, rl, count=3, pool=POOL):

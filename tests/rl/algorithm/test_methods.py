@@ -150,7 +150,7 @@ def test_partial_credit_under_the_rule_is_reported_once(rewards, warned, caplog)
 
 def test_a_success_at_the_limit_pays_for_its_tool_calls():
     calls = tuple(ToolCallRecord(0, i, "python", "", Outcome.OK, "", 0, 0, 0) for i in range(4))
-    rollouts = [replace(t, calls=calls[:number]) for number, t in enumerate(group([1, 1, 1, 0]))]
+    rollouts = [replace(t, calls=calls[:number]) for number, t in enumerate(group([1, 1, 1, 0, 0, 0]))]  # easy from 0.5
     shaped = overlong(8, len(rollouts[0].response_ids))  # the responses are at the limit: 1 - 1 = 0
     assert shaped.shape_reward(rollouts[0]) == -1
     budget = ToolBudget(weight=0.5).bound(RlSection(limits={"max_turns": 4}))

@@ -11,7 +11,16 @@ from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 
 from rstar_lab.rl.algorithm import objective
 from rstar_lab.rl.algorithm.advantages import optimal_token_advantages
-from rstar_lab.rl.algorithm.objective import aggregate, group_advantages, group_normaliser, kl_loss, policy_loss
+from rstar_lab.rl.algorithm.config import LossConfig
+from rstar_lab.rl.algorithm.objective import (
+    Terms,
+    aggregate,
+    group_advantages,
+    group_normaliser,
+    kl_loss,
+    policy_loss,
+    training_loss,
+)  # fmt: skip
 from rstar_lab.rl.methods.overlong_buffer import overlong_penalty
 
 algos = pytest.importorskip("verl.trainer.ppo.core_algos", reason="the comparison with verl needs the extra `verl`")
@@ -197,6 +206,20 @@ def test_kl_equals_verl(aggregation):
     expected.backward()
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(new.grad, theirs.grad)
+
+
+def test_both_estimators_of_the_kl_pull_to_the_reference():
+    """Next to the reference, their gradients are equal at the start of an update."""
+    new, _, _, mask, weights = batch(11)
+    new = new.detach().double().requires_grad_()
+    terms = Terms(torch.zeros_like(new), mask, reference_log_probs=new.detach() + 1e-5 * (weights - 1))
+    gradients = []
+    for estimator in ("k3", "policy_gradient"):
+        config = LossConfig(kl_coefficient=0.3, kl_estimator=estimator)
+        loss, _ = training_loss(new, new.detach(), terms, config)
+        gradients += torch.autograd.grad(loss, new)
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=0)
+    assert gradients[0].any()
 
 
 def test_unknown_names_and_wrong_shapes_are_errors():

@@ -55,8 +55,9 @@ async def test_a_lost_server_gets_new_weights_later_if_another_works(tmp_path, m
 
     lost, working = ServerEngine("http://127.0.0.1:9"), Working("http://127.0.0.1:9")
     lost.group = working.group = [lost, working]
-    lost.lost = True
+    lost.lost, lost.context, working.context = True, 512, 256
     group, checked = EngineGroup([lost, working], tmp_path, 1), []
+    assert group.context == 256, "both accept it"
 
     async def assert_parity(engine, *_):
         checked.append(engine)

@@ -163,7 +163,13 @@ def test_sft_is_composed_and_unsupported_keys_fail_until_the_model_exists(recipe
             "memory",
             "sequences of 702048 tokens",
         ),
-        ({"model": "Qwen/Qwen3-14B"}, {"rl.limits.max_response_tokens": 400_000}, "one_gpu", "memory", "does not fit"),
+        (
+            {"model": "Qwen/Qwen3-14B"},
+            {"stages.1.limits.max_response_tokens": 400_000},
+            "one_gpu",
+            "memory",
+            "longest 402048: does not",
+        ),
         ({}, {"rl.token_arrays": "all", "stages.0.steps": 120_000}, "mi300x_8x8", "disk", "sampled"),
     ],
 )

@@ -108,6 +108,14 @@ def result(outcome, stdout="", stderr="", value=None):
     return CallResult(outcome=outcome, stdout=stdout, stderr=stderr, value=value, duration_s=1.25)
 
 
+@given(st.text("ab", max_size=30), st.integers(1, 20))
+def test_only_a_response_above_the_limit_is_cut_and_says_by_how_much(text, limit):
+    start, mark, end = chat.PaperRenderer.truncate(text, limit, "middle").partition("\n[")
+    omitted, _, end = end.partition(" characters left out]\n")
+    assert bool(mark) == (len(text) > limit) and text.startswith(start) and text.endswith(end)
+    assert len(start) + int(omitted or 0) + len(end) == len(text)
+
+
 def test_results_as_the_model_sees_them():
     assert chat.PaperRenderer.result_text(result(Outcome.OK, "4\n")) == "4"
     assert chat.PaperRenderer.result_text(result(Outcome.OK, value="[1, 2]")) == "[1, 2]"

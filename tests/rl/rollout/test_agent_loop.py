@@ -70,6 +70,16 @@ async def test_generated_tokens_are_never_encoded_again(tokenizer, tools):
     assert not any(trajectory.loss_mask[trajectory.turns[0].end : trajectory.turns[1].start])
 
 
+@pytest.mark.parametrize("room", [0, 1])
+async def test_tool_output_that_fills_the_response_ends_the_rollout(tokenizer, tools, room):
+    turns = [f" Compute.</reason>\n{call('print(6 * 7)')}", ANSWER]
+    whole, _ = await roll(tokenizer, tools, turns)
+    limit = whole.turns[1].start + room
+    trajectory, engine = await roll(tokenizer, tools, turns, max_response_tokens=limit)
+    assert (len(engine.prompts), trajectory.stop_reason) == (1 + room, StopReason.LENGTH)
+    assert len(trajectory.response_ids) == (limit if room else whole.turns[0].end)
+
+
 async def test_every_kind_of_call_gets_a_response_in_order(tokenizer, tools):
     turn = "</reason>\n" + "\n".join(
         [

@@ -76,6 +76,10 @@ async def test_preemptions_lower_the_share_of_the_kv_cache_until_they_stop():
         await asyncio.sleep(0.001)
         assert not (second.done() and reports < 10)
     assert second.done()
+    scheduler.server_failed("s0")
+    scheduler.server_restarted("s0")
+    scheduler.report("s0", ServerReport(preemptions=1))  # a server that was started again counts from 0
+    assert scheduler._states[0].kv_tokens == 720
     for _ in range(30):
         scheduler.report("s0", replace(quiet, preemptions=scheduler._servers[0].preemptions + 1))
     assert scheduler._states[0].kv_tokens == 400, "at least half of the cache stays in use"

@@ -255,6 +255,13 @@ def test_servers_on_a_cpu_use_float32_by_default(tmp_path, monkeypatch, gpus, dt
     assert command[command.index("--dtype") + 1] == expected
 
 
+def test_every_server_has_gpus_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("rstar_lab.rl.serving.serve.visible_gpus", lambda: ["0", "1", "4", "5"])
+    options = ServeOptions(tmp_path, replicas=2, tensor_parallel=2)
+    found = [Replica(i, 8000 + i, options, tmp_path).environment()["CUDA_VISIBLE_DEVICES"] for i in range(2)]
+    assert found == ["0,1", "4,5"]
+
+
 @pytest.mark.slow
 def test_a_tied_model_is_not_updated_where_its_head_would_stay_behind(memorized_model, tmp_path, monkeypatch):
     monkeypatch.setattr("rstar_lab.rl.serving.serve.visible_gpus", lambda: [])

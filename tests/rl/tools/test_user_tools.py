@@ -28,6 +28,7 @@ from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.run import run_rollouts
 from rstar_lab.rl.session import RunSession
+from rstar_lab.rl.tools.base import argument_error
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.tools.user import ToolUnavailable, UserTool
 from rstar_lab.tool_calls import ToolCall
@@ -166,6 +167,17 @@ async def test_every_call_has_an_outcome(arguments, outcome, text):
     assert text in result.text
     unknown = await call(UserTool("m:lookup", lookup, 20.0), {}, name="look_up")
     assert unknown.outcome is Outcome.UNKNOWN_TOOL
+
+
+VALUES = {"string": "1", "integer": 1, "number": 1.5, "boolean": True, "array": [1], "object": {"a": 1}}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_only_values_of_its_type_are_an_argument(kind):
+    properties = {"x": {"type": kind}}
+    schema = {"function": {"name": "f", "parameters": {"properties": properties}}}
+    fitting = {name for name, value in VALUES.items() if argument_error(schema, {"x": value}) is None}
+    assert fitting == {kind} | ({"integer"} if kind == "number" else set())
 
 
 @pytest.mark.slow

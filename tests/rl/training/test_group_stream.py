@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rstar_lab.common.errors import UserError
+from rstar_lab.rl.recipe.rl import Async
 from rstar_lab.rl.rollout.context import RolloutTask
 from rstar_lab.rl.step import BufferedGroups
 from rstar_lab.rl.training.group_stream import GroupStream
@@ -62,6 +63,11 @@ class Setting:
 
 def names(groups: list[Any]) -> list[str]:
     return [group[0].group_id for group in groups]
+
+
+def test_the_default_buffer_holds_a_batch_of_every_staleness():
+    assert [Async(max_staleness=most).groups(3) for most in range(4)] == [3, 6, 9, 12]
+    assert Async(max_staleness=2, buffer_groups=5).groups(3) == 5
 
 
 @given(
