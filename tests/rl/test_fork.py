@@ -173,3 +173,5 @@ async def test_sessions_are_rebuilt_by_replaying_the_earlier_calls(tmp_path, mem
     assert [str(record.outcome) for record in rollout.calls] == ["ok", "ok"], rollout.calls
     made = fork(tmp_path / "runs" / "base-rl", TRAJECTORY, 1, turn=2, k=3, model=tmp_path / "random")
     assert (made.state, made.replayed, made.differing) == ("replay", 6, 0)
+    rows = RunReader(made.run).read("transcripts").to_pylist()
+    assert len({tuple(row["response_ids"]) for row in rows}) == 3, "each continuation has its own seed"
