@@ -76,8 +76,10 @@ def test_problems_and_two_transcripts_are_readable_beside_the_file_browser(brows
     for name in ("Group", "Side by side"):
         page.page.locator(".rl-tools .rl-toggle", has_text=name).click()
     page.wait("() => document.querySelectorAll('.rl-pane .rl-seg').length > 3")
-    heights = page.page.evaluate("() => [...document.querySelectorAll('.rl-turns')].map(e => e.clientHeight)")
-    assert len(heights) == 2 and min(heights) >= 100
+    heights = page.page.evaluate(
+        "() => [...document.querySelectorAll('.rl-turns, .rl-detail')].map(e => e.clientHeight)"
+    )
+    assert len(heights) == 3 and min(heights) >= max(heights) / 2
     assert page.errors == []
     page.close()
 
