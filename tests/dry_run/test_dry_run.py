@@ -13,7 +13,7 @@ from rstar_lab.cli.preflight import app
 from rstar_lab.common.errors import UserError
 from rstar_lab.dry_run import run as dry_run_module
 from rstar_lab.dry_run.local import fake_tensors, run_update
-from rstar_lab.dry_run.meter import Meter
+from rstar_lab.dry_run.meter import Collective, Meter
 from rstar_lab.hardware.profiles import load_profile, profile_names
 from rstar_lab.rl.overrides import RECIPES, load_recipe
 from rstar_lab.rl.preflight import estimate
@@ -52,6 +52,13 @@ def test_memory_flops_and_kernels_of_a_matrix_product_are_exact():
     assert meter.peaks["forward"].total == weights + inputs + output + 512, "the first output was freed"
     assert meter.peaks["forward"].by_kind["parameters"] == weights
     assert meter.phase_kernels["forward"] == 3 and meter.peaks["backward"].by_kind["gradients"] == weights
+
+
+@pytest.mark.parametrize(
+    ("name", "times"), [("all_gather_into_tensor", 1), ("reduce_scatter_tensor", 1), ("all_reduce", 2)]
+)
+def test_a_ring_moves_a_buffer_once_and_that_of_an_all_reduce_twice(name, times):
+    assert Collective("backward", name, ranks=4, inside=True).moved(8.0) == times * 6
 
 
 def test_nothing_stays_patched_after_a_dry_run():

@@ -17,7 +17,7 @@ from rstar_lab.hardware.processes import processes_of
 from rstar_lab.jobs import JobStatus, attach, list_jobs, submit
 from rstar_lab.jobs.job import Job
 from rstar_lab.jobs.local import Local
-from rstar_lab.jobs.secrets import redact
+from rstar_lab.jobs.secrets import redact, secret_values
 from rstar_lab.jobs.store import JobFolder
 
 
@@ -119,6 +119,11 @@ def test_stop_ends_the_processes_of_a_killed_supervisor(tmp_path):
     assert processes_of(job.id)
     job.stop()
     assert processes_of(job.id) == []
+
+
+def test_each_line_of_a_secret_of_six_characters_or_more_is_hidden():
+    environ = {"A_TOKEN": "sixsix", "B_KEY": "short", "C_SECRET": "first line\nsecond", "NAME": "not secret"}
+    assert sorted(secret_values(environ)) == ["first line", "second", "sixsix"]
 
 
 def test_passwords_are_found_in_long_lines_without_delay():

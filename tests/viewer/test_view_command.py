@@ -9,6 +9,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import comm
 import httpx
 import pytest
 from helpers.analysis_runs import make_run
@@ -20,6 +21,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunWriter
 from rstar_lab.viewer.logs import runs_folder
+from rstar_lab.viewer.service import Viewer
 
 ROOT = Path(__file__).parents[2]
 expect.set_options(timeout=30_000)
@@ -129,6 +131,18 @@ def test_a_click_on_a_curve_lists_its_rollouts_and_new_steps_appear(tmp_path, pa
         expect(page.locator(".rl-scope")).to_contain_text("step")
         expect(page.locator(".rl-count")).to_have_text(re.compile(r"^32 of 96"))
         assert page.problems == []
+
+
+def test_the_page_is_loaded_again_once_when_rollouts_appear(tmp_path, monkeypatch):
+    monkeypatch.setattr(comm, "create_comm", comm.create_comm)  # a viewer replaces it
+    make_run(tmp_path, "a", steps=1)
+    (tmp_path / "b").mkdir()
+    viewer = Viewer(tmp_path / "b")
+    pending = viewer._pages.connect()
+    (tmp_path / "a").rename(tmp_path / "b" / "a")
+    for _ in range(3):
+        viewer._refresh()
+    assert sum("reload" in pending.get() for _ in range(pending.qsize())) == 1
 
 
 def test_every_request_needs_the_token(tmp_path):
