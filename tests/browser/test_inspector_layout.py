@@ -84,11 +84,14 @@ def test_problems_and_two_transcripts_are_readable_beside_the_file_browser(brows
     page.close()
 
 
-@pytest.mark.parametrize("width", [900, 1000, 1400, 1700])
+@pytest.mark.parametrize("width", [900, 1000, 1400, 1520, 1700, 2120])
 def test_one_screen_leaves_the_transcript_250_pixels(browser, runs, width):
     page = shown(browser, explore([plot_curves(runs, ["pass1"])], runs), (width, 900))
     boxes = page.page.evaluate(BOXES, list(PARTS))
     assert boxes[".rl-turns"]["bottom"] - boxes[".rl-turns"]["top"] >= 250
+    assert page.page.locator(".rl-tools").evaluate("row => row.scrollWidth - row.clientWidth") <= 0, (
+        "a tool is out of view"
+    )
     for above, below in itertools.pairwise(PARTS):
         assert boxes[above]["bottom"] <= boxes[below]["top"] + 1, (above, below, boxes)
     assert page.errors == []
