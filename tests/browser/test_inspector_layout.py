@@ -55,9 +55,7 @@ def test_the_transcript_comes_first_and_nothing_overlaps(browser, runs, width, h
     for name in PARTS[:-1]:
         assert boxes[name]["left"] >= detail["left"] - 1 and boxes[name]["right"] <= detail["right"] + 1, name
     # All of it can be reached by scrolling the one scroll area.
-    reach = page.page.evaluate(
-        "() => { const app = document.querySelector('.rl-app'); return app.scrollHeight - app.clientHeight; }"
-    )
+    reach = page.page.locator(".rl-app").evaluate("app => app.scrollHeight - app.clientHeight")
     assert boxes[".rl-status"]["bottom"] - reach <= boxes[".rl-app"]["bottom"] + 1
     assert page.page.locator(".rl-tools").evaluate("row => row.scrollWidth - row.clientWidth") <= 0, (
         "a tool is out of view"
