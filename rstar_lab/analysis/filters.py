@@ -242,9 +242,7 @@ def sql_literal(value: Any) -> str:
         return "TRUE" if value else "FALSE"
     if isinstance(value, float):
         return f"CAST({quoted(repr(value))} AS DOUBLE)" if math.isinf(value) else f"CAST({value!r} AS DOUBLE)"
-    if isinstance(value, int):
-        return repr(value)
-    return quoted(str(value))
+    return repr(value) if isinstance(value, int) else quoted(str(value))
 
 
 def sql_list(values: Iterable[Any]) -> str:

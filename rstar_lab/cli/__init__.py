@@ -24,7 +24,6 @@ def main() -> None:
 
     raise_open_files()
     remove_stale_folders(Path(tempfile.gettempdir()), SHARED_MEMORY)
-
     if interrupt is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
     run()

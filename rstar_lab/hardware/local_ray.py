@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.common.temporary import LockedFolder, remove_stale_folders
+from rstar_lab.common.temporary import LockedFolder
 from rstar_lab.hardware.processes import JOB_VARIABLE, end_processes, exit_with_parent, free_port
 
 START_TIMEOUT_S = 300
@@ -73,6 +73,9 @@ class LocalRay:
         # Ray's socket paths must stay under 108 bytes.
         self._locked, self._processes = LockedFolder("ray", Path("/tmp")), []
         self.folder = self._locked.path
+        # Actors that are killed leave files in their temporary folder. The cache of torch's compiler is kept.
+        cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_ray")
+        self._folders = {"TMPDIR": tempfile.mkdtemp("", "", self.folder), "TORCHINDUCTOR_CACHE_DIR": cache}
         token = self.folder / "token"
         token.touch(mode=0o600)
         token.write_text(TOKEN)
@@ -97,8 +100,7 @@ class LocalRay:
         self._wait_for_nodes(self.nodes)
 
     def _start(self, *arguments: str) -> None:
-        log = (self.folder / f"node-{len(self._processes)}.log").open("wb")
-        with log:
+        with (self.folder / f"node-{len(self._processes)}.log").open("wb") as log:
             ports, node = {name: free_port() for name in PORTS}, secrets.token_hex(28)
             agent = (node, ports["dashboard-agent-listen"])
             threading.Thread(target=self._write_agent_port, args=agent, daemon=True).start()
@@ -107,7 +109,7 @@ class LocalRay:
                  *(f"--{name}-port={port}" for name, port in ports.items()),
                  f"--num-cpus={self.cpus}", f"--num-gpus={self.gpus}", "--disable-usage-stats", "--block"],
                 env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-                | TIMEOUTS | {JOB_VARIABLE: self._job_id, "RAY_OVERRIDE_NODE_ID_FOR_TESTING": node},
+                | TIMEOUTS | self._folders | {JOB_VARIABLE: self._job_id, "RAY_OVERRIDE_NODE_ID_FOR_TESTING": node},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, preexec_fn=exit_with_parent,
             )  # fmt: skip
         self._processes.append(process)
@@ -155,7 +157,6 @@ class LocalRay:
                 process.wait(5)
         end_processes(self._job_id, grace_s=0.5)
         self._locked.cleanup()
-        remove_stale_folders(Path(tempfile.gettempdir()))  # of its actors, which Ray kills
 
     def __exit__(self, *_: object) -> None:
         self.close()

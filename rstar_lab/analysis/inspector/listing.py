@@ -62,7 +62,8 @@ class Listing:
         if self.in_memory or not quiet or self.count("TRUE") > MAX_ROWS:
             return
         table = self.store.arrow("SELECT * FROM trajectories")
-        connection = connect(threads=1)  # a second thread is slower for so few rows
+        # A second thread is slower for so few rows. The columns of a page are read after its rows are sorted.
+        connection = connect(threads=1, late_materialization_max_rows=1000)
         connection.register("rows_in_memory", table)
         connection.execute(
             f"CREATE TABLE trajectories AS SELECT * FROM rows_in_memory ORDER BY {_order(DEFAULT_ORDER)}"
@@ -100,6 +101,8 @@ class Listing:
         for (counted, *_), ranges in self._ranges.items():
             if counted == where:
                 return int(ranges.n.sum())
+        if self.in_memory:
+            return self._fetch(f"SELECT count(*) FROM trajectories WHERE {where}")[1][0][0]
         return sum(n for *_, n in self.blocks(where))
 
     def blocks(self, where: str) -> list[tuple[int, str, int]]:
@@ -234,8 +237,6 @@ def to_json_value(value: Any) -> Any:
         return [to_json_value(item) for item in value]
     if value is None or value is pd.NaT or value is pd.NA:
         return None
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            return None
-        return int(value) if value.is_integer() and abs(value) < 2**53 else value
-    return value
+    if not isinstance(value, float) or not math.isfinite(value):
+        return None if isinstance(value, float) else value
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch.distributed
 from torch.distributed.tensor import DTensor
+from verl.utils import fs
 from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 from verl.workers.engine.fsdp import transformer_impl
 
@@ -47,8 +48,7 @@ class OneReplicaCheckpoints(FSDPCheckpointManager):
     def load_checkpoint(self, local_path: str, *arguments: Any, **keywords: Any) -> None:
         """Load the shard of this rank, and its own RNG state."""
         contents = list(self.checkpoint_load_contents)
-        sharded = [part for part in contents if part in _SHARDED]
-        with self._as(self._rank_of_shard(), load=sharded):
+        with self._as(self._rank_of_shard(), load=[part for part in contents if part in _SHARDED]):
             super().load_checkpoint(local_path, *arguments, **keywords)
         with self._as(self.rank, load=[part for part in contents if part not in _SHARDED]):
             super().load_checkpoint(local_path, *arguments, **keywords)
@@ -58,8 +58,8 @@ class OneReplicaCheckpoints(FSDPCheckpointManager):
         for parameter in self.model.parameters():
             if isinstance(parameter, DTensor):
                 mesh = parameter.device_mesh
-                names = mesh.mesh_dim_names or ()
-                return int(mesh.mesh[0, mesh.get_local_rank("fsdp")]) if "ddp" in names else self.rank
+                replicas = "ddp" in (mesh.mesh_dim_names or ())
+                return int(mesh.mesh[0, mesh.get_local_rank("fsdp")]) if replicas else self.rank
         return self.rank
 
     @contextmanager
@@ -75,6 +75,8 @@ class OneReplicaCheckpoints(FSDPCheckpointManager):
 
 
 transformer_impl.FSDPCheckpointManager = OneReplicaCheckpoints  # type: ignore[misc]
+# verl's own leaves a lock file in the temporary folder if the process is killed.
+fs.local_mkdir_safe = lambda path: Path(path).mkdir(parents=True, exist_ok=True)
 
 
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}

@@ -58,10 +58,9 @@ def fine_tune(resolved: ResolvedRecipe, sft: SftConfig, profile: Profile, writer
     from rstar_lab.rl.verl.sft_trainer import Batches, RstarSft
 
     keys = sft_overrides(sft, profile, base, run_dir, steps_of(examples, sft))
-    config = compose(keys, "sft_trainer_engine")
-    auto_set_device(config)
-    hardware = profile.hardware
-    ranks = max(1, hardware.nodes * max(1, hardware.gpus_per_node) // profile.parallelism.sequence_parallel)
+    auto_set_device(config := compose(keys, "sft_trainer_engine"))
+    gpus = profile.hardware.nodes * max(1, profile.hardware.gpus_per_node)
+    ranks = max(1, gpus // profile.parallelism.sequence_parallel)
     with own_ray(profile):
         ray.init(runtime_env={"env_vars": variables})
         trainer = RstarSft(config, Batches(examples, sft, ranks), writer)

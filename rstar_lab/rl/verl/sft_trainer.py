@@ -81,8 +81,7 @@ class RstarSft(sft_trainer_ray.SFTTrainer):
 
     def _build_engine(self) -> None:
         # One process per GPU. verl's pool requests ten CPUs for each, and waits forever on a node with fewer.
-        pool = functools.partial(RayResourcePool, max_colocate_count=1)
-        single_controller.RayResourcePool = pool  # type: ignore[assignment,misc]
+        single_controller.RayResourcePool = functools.partial(RayResourcePool, max_colocate_count=1)  # type: ignore
         sft_trainer_ray.TrainingWorker = SftWorker  # type: ignore[misc]
         super()._build_engine()
 
