@@ -97,7 +97,7 @@ screenshots: setup services  ## take the screenshots of the README from the gold
 images:  ## build the container images rstar-lab:cuda and rstar-lab:rocm with Docker (IMAGES=cuda builds one)
 	for name in $(IMAGES); do docker build --tag rstar-lab:$$name --file cluster/$$name/Dockerfile . || exit 1; done
 
-soak-faults: setup services  ## inject about 80 faults and write the table of docs/reliability.md (30 minutes)
+soak-faults: setup services  ## inject about 80 faults and write the table of docs/reliability.md (10 to 30 minutes)
 	$(BIN)/python -m benchmarks.reliability
 
 check-gpu: setup  ## check one GPU in about 10 minutes: parity, MFU, memory, SFT, weight sync, demo
