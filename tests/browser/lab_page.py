@@ -11,6 +11,8 @@ from typing import Any
 
 import nbformat
 
+from browser.widget_page import clipped_controls
+
 ROOT = Path(__file__).parents[2]
 SHOTS = ROOT / "out" / "screenshots"
 TOKEN = "rstar-lab-test"
@@ -149,6 +151,7 @@ class Lab:
             opened.ready()
             yield opened
             assert not opened.errors, "the page reported errors:\n" + "\n".join(opened.errors)
+            assert not (clipped := clipped_controls(page)), clipped
         except BaseException:
             with contextlib.suppress(Exception):
                 opened.shot(f"failed-{source.stem}")

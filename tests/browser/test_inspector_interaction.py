@@ -234,7 +234,8 @@ def test_group_and_side_by_side_together_do_not_overlap(opened: LabPage):
           return parts.slice(1).filter((part, i) => {
             const range = document.createRange();
             range.selectNodeContents(parts[i]);
-            return range.getBoundingClientRect().bottom > part.getBoundingClientRect().top + 1;
+            const a = range.getBoundingClientRect(), b = part.getBoundingClientRect();  // side by side or one below the other
+            return a.bottom > b.top + 1 && a.top < b.bottom - 1 && a.right > b.left + 1 && a.left < b.right - 1;
           }).map(part => part.className);
         })""",
         APP,

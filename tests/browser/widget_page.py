@@ -156,4 +156,18 @@ class WidgetPage:
         self.page.wait_for_function(expression, timeout=timeout_s * 1000)
 
     def close(self) -> None:
+        clipped = clipped_controls(self.page)
         self.page.close()
+        assert not clipped, clipped
+
+
+def clipped_controls(page: Any) -> list[str]:
+    """Return our visible controls that are under 16 pixels or, except in what scrolls sideways, outside of the window."""
+    return page.evaluate("""() => [...document.querySelectorAll("[class*='rl-'] :is(button, input, select)")].filter((item) => {
+      const box = item.getBoundingClientRect();
+      if (!item.checkVisibility() || !box.width || item.type === "radio") return false;
+      let above = item.parentElement;
+      while (above && !["auto", "scroll"].includes(getComputedStyle(above).overflowX)) above = above.parentElement;
+      const outside = box.left < 0 || box.right > innerWidth + 1;
+      return Math.min(box.height, box.width) < 16 || (outside && !(above?.scrollWidth > above?.clientWidth));
+    }).map((item) => item.outerHTML.slice(0, 120))""")

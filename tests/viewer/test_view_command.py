@@ -16,7 +16,8 @@ from helpers.analysis_runs import make_run
 
 pytest.importorskip("playwright.sync_api")
 
-from playwright.sync_api import Page, expect, sync_playwright
+from browser.widget_page import clipped_controls
+from playwright.sync_api import expect, sync_playwright
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunWriter
@@ -71,15 +72,6 @@ def page(browser):
     page.close()
 
 
-def no_control_is_clipped(page: Page) -> list[str]:
-    """Return the visible controls that are under 16 pixels or, except in the wide list, outside of the window."""
-    return page.evaluate("""() => [...document.querySelectorAll("button, input:not([type=radio]), select")].filter((item) => {
-      const box = item.getBoundingClientRect(), scrolls = item.closest(".rl-list");
-      if (!item.checkVisibility() || !box.width) return false;
-      return Math.min(box.height, box.width) < 16 || (!scrolls && (box.left < 0 || box.right > innerWidth + 1));
-    }).map((item) => item.outerHTML.slice(0, 120))""")
-
-
 @pytest.mark.slow
 def test_rollouts_curves_runs_and_the_diagnosis_are_one_click_away(tmp_path, page):
     with RunWriter.open(tmp_path / "runs", "a-sft", kind="sft", recipe={}, seed=0) as writer:
@@ -98,13 +90,13 @@ def test_rollouts_curves_runs_and_the_diagnosis_are_one_click_away(tmp_path, pag
         expect(opened).not_to_have_attribute("data-traj", first)
         page.get_by_role("button", name="Correct").first.click()
         expect(page.locator(".rl-count")).not_to_have_text("96 of 96 trajectories")
-        assert no_control_is_clipped(page) == []
+        assert clipped_controls(page) == []
         page.get_by_role("button", name="Curves").click()
         expect(page.locator(".rl-figure .scatterlayer").first).to_be_visible()
-        assert page.locator(".rl-figure .scatterlayer .trace").count() > 1 and no_control_is_clipped(page) == []
+        assert page.locator(".rl-figure .scatterlayer .trace").count() > 1 and clipped_controls(page) == []
         page.get_by_role("button", name="Runs", exact=True).click()
         expect(page.get_by_role("row").filter(has_text="finished").first).to_be_visible()
-        assert no_control_is_clipped(page) == []
+        assert clipped_controls(page) == []
         page.get_by_role("button", name="Doctor").click()
         expect(page.frame_locator("iframe").locator("h1")).not_to_be_empty()
         assert page.problems == []
