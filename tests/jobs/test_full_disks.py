@@ -48,7 +48,7 @@ def test_a_job_that_a_full_host_rejects_leaves_nothing(server, disk, tmp_path, w
         job_id="job-1", recipe="tiny_fast", recipe_text=None, profile_text=(ROOT / "cluster/profiles/laptop.yaml").read_text(),
         overrides={}, command="sft", name="job", preflight=False, secrets={},
     )  # fmt: skip
-    with pytest.raises(UserError, match=rf"^cluster: .*far/runs.*{disk.reason}; free space or quota there"):
+    with pytest.raises(UserError, match=rf"^cluster: .*far/runs.*{disk.reason} .* free.; free space or quota there"):
         agent.request("submit", **request)
     assert agent.request("jobs") == []
     assert mirror.pull_run(agent, "run", tmp_path / "here", False).steps == 2
@@ -68,7 +68,7 @@ def test_a_copy_that_does_not_fit_here_is_named_and_continues_later(server, disk
 
 def test_a_submission_to_a_full_disk_is_named_and_leaves_no_job(disk):
     disk.fill()
-    with pytest.raises(UserError, match=rf"{disk.folder}/.*: {disk.reason}; free space or quota there"):
+    with pytest.raises(UserError, match=rf"{disk.folder}/.*: {disk.reason} .* are free.; free space or quota there"):
         submit("tiny_fast", runs_dir=disk.folder / "runs", preflight=False, log=print)
     assert not list(disk.folder.glob("runs/.jobs/*/job.json"))
 
