@@ -233,12 +233,12 @@ def parts(work: Path) -> Iterator[Injection]:
     process, found = training.start(runs), list[tuple[str, float]]()
     for number, (name, pattern, how) in enumerate(
         (
-            ("engine", "vllm_worker", "SIGKILL"),
-            ("engine", "vllm_worker", "SIGSTOP for good"),
-            ("sandbox", "zygote", "SIGKILL"),
-            ("engine", "vllm_worker", "SIGSTOP 5 s"),
-            ("update helper", "data_parallel", "SIGSTOP 5 s"),
-            ("engine", "vllm_worker", "SIGKILL"),
+            ("an engine", "vllm_worker", "SIGKILL"),
+            ("an engine", "vllm_worker", "SIGSTOP without SIGCONT"),
+            ("a sandbox", "zygote", "SIGKILL"),
+            ("an engine", "vllm_worker", "SIGSTOP 5 s"),
+            ("an update helper", "data_parallel", "SIGSTOP 5 s"),
+            ("an engine", "vllm_worker", "SIGKILL"),
         )
     ):
         wait_for_step(runs, number + 1, process)
@@ -250,13 +250,13 @@ def parts(work: Path) -> Iterator[Injection]:
                 time.sleep(5)
                 victim.resume()
         wait_for_step(runs, number + 2, process)
-        found.append((f"{how} of {'a ' if victims else 'a missing '}{name} process", time.monotonic() - began))
+        found.append((f"{how} of {name} process{'' if victims else ' (there was none)'}", time.monotonic() - began))
     errors = process.communicate(timeout=LIMIT_S)[1]
     seen, right = training.outcome(runs, errors if process.returncode else "")
     for injected, took in found:
         yield Injection("training", injected, promised, seen, took, right)
     promised = "one line within 60 s; the same command continues with the same bits"
-    for how in ("SIGKILL", "SIGSTOP for good"):
+    for how in ("SIGKILL", "SIGSTOP without SIGCONT"):
         runs = work / f"helper-{how.split()[0]}"
         process = training.start(runs)
         wait_for_step(runs, 2, process)
@@ -390,7 +390,7 @@ def services(rng: random.Random) -> Iterator[Injection]:
         for _ in range(result.kills[victim]):
             yield Injection(
                 "sandbox service",
-                f"SIGKILL of a {victim}",
+                "SIGKILL of the Redis server" if victim == "redis" else f"SIGKILL of a {victim}",
                 "every call has one right result",
                 seen,
                 result.slowest_s,

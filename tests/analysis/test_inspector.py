@@ -34,7 +34,7 @@ def request(inspector: Inspector, op: str, **arguments: object) -> object:
 @pytest.mark.slow
 @pytest.mark.parametrize(("in_memory", "sorted_rows"), [(False, 5_000), (False, 20), (True, 5_000)])
 def test_pages_contain_every_row_once_in_any_order(source: Source, in_memory: bool, sorted_rows: int, monkeypatch):
-    monkeypatch.setattr(listing, "_MAX_SORTED", sorted_rows)  # above, rows that share a value are read by step and run
+    monkeypatch.setattr(listing, "_MAX_SORTED", sorted_rows)  # if more rows share a value, they are read step by step
     source, memory = Source(source.store), Source(source.store)
     memory.load()
     if in_memory:

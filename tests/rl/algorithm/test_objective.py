@@ -209,7 +209,7 @@ def test_kl_equals_verl(aggregation):
 
 
 def test_both_estimators_of_the_kl_pull_to_the_reference():
-    """Next to the reference, their gradients are equal at the start of an update."""
+    """Close to the reference policy, both estimators have the same gradient at the start of an update."""
     new, _, _, mask, weights = batch(11)
     new = new.detach().double().requires_grad_()
     terms = Terms(torch.zeros_like(new), mask, reference_log_probs=new.detach() + 1e-5 * (weights - 1))
