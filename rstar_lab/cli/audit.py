@@ -20,10 +20,10 @@ app = typer.Typer()
     )
 )
 def audit(
-    reward: Annotated[str, typer.Argument(metavar="REWARD", help="As rl.reward: verify, released or module:function.")],
+    reward: Annotated[str, typer.Argument(metavar="REWARD", help="Reward: verify, released or module:function.")],
     problems: Annotated[Path, typer.Option(help="Problem file with true answers (.jsonl, .json or .parquet).")],
     fields: Annotated[str, typer.Option(help="Column names of the file: question=problem,answer=solution.")] = "",
-    answer: Annotated[str, typer.Option(help="As rl.answer: tagged, boxed or last_number.")] = "tagged",
+    answer: Annotated[str, typer.Option(help="Place of the answer: tagged, boxed or last_number.")] = "tagged",
     limit: Annotated[int, typer.Option(help="Number of problems that are used, drawn at random.", min=2)] = 50,
     as_json: AsJson = False,
 ) -> None:

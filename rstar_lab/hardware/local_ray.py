@@ -74,7 +74,7 @@ class LocalRay:
         self._locked, self._processes = LockedFolder("ray", Path("/tmp")), []
         self.folder = self._locked.path
         # Actors that are killed leave files in their temporary folder. The cache of torch's compiler is kept.
-        cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_ray")
+        cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
         self._folders = {"TMPDIR": tempfile.mkdtemp("", "", self.folder), "TORCHINDUCTOR_CACHE_DIR": cache}
         token = self.folder / "token"
         token.touch(mode=0o600)
