@@ -29,7 +29,6 @@ from rstar_lab.common.resources import benchmark_file
 from rstar_lab.doctor.diagnosis import RATES_FILE, diagnose
 from rstar_lab.doctor.logs import read_logs
 from rstar_lab.doctor.rule import Log, Rule
-from rstar_lab.doctor.rules import RULES
 from rstar_lab.rl.engines.vllm import VllmEngine
 from rstar_lab.sandbox import LocalSandbox
 
@@ -38,7 +37,6 @@ STEPS = 12
 # after the last change of a rule.
 SEEDS = (0, 5, 6, 7, 8)
 REPORTED = (6, 7, 8)
-MEASURED = "doctor_rules.json"  # names of the rules that were applied to the recorded runs
 KEYS: dict[str, Any] = {
     "processes": 1, "rl.problems_per_step": 4, "rl.group_size": 8, "rl.method.roc.rule": "none", "rl.lr": LR,
     "stages.0.steps": STEPS, "engine.mismatch_limit": 1e9, "rl.limits.max_response_tokens": 64,
@@ -242,24 +240,6 @@ def fault_table(scores: pd.DataFrame) -> str:
     return "\n".join(lines) + "\n"
 
 
-def rule_table(scores: pd.DataFrame) -> str:
-    """Return detection and false alarms in the reported runs of each rule that a planted fault or an alarm concerns, as Markdown."""
-    lines = ["| finding | faults named | step | false alarms per honest run |", "|---|---|---|---|"]
-    reported = scores[is_reported(scores)]
-    honest = reported[reported.fault == "honest"]
-    n_honest = int((honest.rule == "").sum())
-    for name in json.loads(benchmark_file(MEASURED).read_text()):
-        planted = [fault.name for fault in PLANTED.values() if name in fault.named_by]
-        broken = reported[reported.fault.isin(planted)]
-        n, hits = int((broken.rule == "").sum()), broken[broken.rule == name]
-        alarms = int((honest.rule == name).sum())
-        if n or alarms:
-            detected = interval(len(hits), n) if n else "not measured"
-            step = f"{hits.step.median():g}" if len(hits) else "–"
-            lines.append(f"| {name} | {detected} | {step} | {interval(alarms, n_honest)} |")
-    return "\n".join(lines) + "\n"
-
-
 def summary(scores: pd.DataFrame) -> str:
     """Return the totals as sentences."""
     runs, honest = named(scores), scores[scores.fault == "honest"]
@@ -322,10 +302,9 @@ def rates(scores: pd.DataFrame) -> dict[str, list[int]]:
 def write_results(scores: pd.DataFrame) -> None:
     """Write the recorded scores, the rates that the doctor shows, and the tables of the page."""
     scores.to_csv(benchmark_file("doctor.csv"), index=False)
-    benchmark_file(MEASURED).write_text(json.dumps(sorted(rule.name for rule in RULES), indent=1) + "\n")
     RATES_FILE.write_text(json.dumps(rates(scores), indent=1) + "\n")
     text = PAGE.read_text()
-    for name, content in (("summary", summary), ("faults", fault_table), ("rates", rule_table)):
+    for name, content in (("summary", summary), ("faults", fault_table)):
         text = replace_part(text, name, content(scores))
     PAGE.write_text(text)
 

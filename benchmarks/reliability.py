@@ -24,6 +24,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -462,17 +463,19 @@ def _peer(answer: bytes | None) -> Iterator[str]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Return the recorded injections as Markdown, equal ones in one row."""
-    lines = ["| area | injected | n | promised | seen | longest time to recover |", "|---|---|---|---|---|---|"]
+    """Return the recorded injections as Markdown: those of one area with the same result in one row."""
+    lines = ["| area | promised | seen | injected | longest time to recover |", "|---|---|---|---|---|"]
     injections = [Injection(**one) for area in AREAS if area in result for one in result[area]["injections"]]
     rows: dict[tuple[str, ...], list[Injection]] = {}
     for one in injections:
         seen = one.seen if one.kept else f"**not kept**: {one.seen}"
-        rows.setdefault((one.area, one.injected, one.promised, seen), []).append(one)
-    for (area, injected, promised, seen), several in rows.items():
+        rows.setdefault((one.area, one.promised, seen), []).append(one)
+    for (area, promised, seen), several in rows.items():
         shown = " ".join(seen.replace("|", "/").replace("<", "&lt;").split())
+        counts = Counter(one.injected for one in several)
+        names = "<br>".join(f"{name} ({n} times)" if n > 1 else name for name, n in counts.items())
         slowest = max(one.recovery_s for one in several)
-        lines.append(f"| {area} | {injected} | {len(several)} | {promised} | {shown} | {slowest:.1f} s |")
+        lines.append(f"| {area} | {promised} | {shown} | {names} | {slowest:.1f} s |")
     held, minutes = sum(one.kept for one in injections), sum(part["minutes"] for part in result.values())
     loads = [part["load"] for part in result.values()]
     lines += [

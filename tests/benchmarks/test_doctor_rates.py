@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from benchmarks.doctor import HONEST, REPORTED, fault_table, jobs, named, rates, recorded, rule_table, summary
+from benchmarks.doctor import HONEST, REPORTED, fault_table, jobs, named, rates, recorded, summary
 from benchmarks.faults import FAULTS
 from benchmarks.planted import PLANTED, chosen
 from benchmarks.trl_faults import FAULTS as FAULTS_IN_TRL
@@ -31,7 +31,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 def test_the_page_and_the_rates_follow_from_the_recorded_scores():
     scores = recorded()
     page = PAGE.read_text()
-    for name, content in (("summary", summary), ("faults", fault_table), ("rates", rule_table)):
+    for name, content in (("summary", summary), ("faults", fault_table)):
         assert page.split(f"<!-- {name} -->\n")[1].split("<!-- end -->")[0] == content(scores), name
     assert json.loads(RATES_FILE.read_text()) == rates(scores)
 
