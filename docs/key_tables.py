@@ -29,7 +29,7 @@ def key_tables() -> str:
 
 
 def _union_table(union: Any, by_type: ByType) -> str:
-    """Return one table for the sections of a union: first the keys that several have in common, then those of each."""
+    """Return two tables for the sections of a union: what each is, and the keys, first those that several have in common."""
     names: dict[type[Section], list[str]] = {}
     for name, section in by_type.members(union).items():
         names.setdefault(section, []).append("`module:function`" if name == USER_FUNCTION else f"`{name}`")
@@ -39,18 +39,20 @@ def _union_table(union: Any, by_type: ByType) -> str:
             if issubclass(base, Section) and base is not Section:
                 shared.setdefault(base, []).extend(its_names)
     every = [name for its_names in names.values() for name in its_names]
-    lines = [f"| {by_type.key} | key | value | default | meaning |", "|---|---|---|---|---|"]
+    types, keys = [], []
     for base, its_names in shared.items():
         label = "all" if its_names == every else ", ".join(its_names)
-        common = [name for name in base.__annotations__ if name in base.model_fields]
-        lines += [f"| {label} {_row(name, base.model_fields[name])}" for name in common]
+        common = [name for name in base.__annotations__ if name in base.model_fields and name != by_type.key]
+        keys += [f"| {label} {_row(name, base.model_fields[name])}" for name in common]
     for section, its_names in names.items():
         about = section.model_fields[by_type.key].description or ""
         text = " ".join(filter(None, (section.__doc__, "" if about.startswith("Name of") else about)))
-        lines.append(f"| {', '.join(its_names)} | | | | {_cell(text)} |")
+        types.append(f"| {', '.join(its_names)} | {_cell(text)} |")
         own = [name for name in section.__annotations__ if name != by_type.key and name in section.model_fields]
-        lines += [f"| {', '.join(its_names)} {_row(name, section.model_fields[name])}" for name in own]
-    return "\n".join(lines)
+        keys += [f"| {', '.join(its_names)} {_row(name, section.model_fields[name])}" for name in own]
+    tables = [[f"| {by_type.key} | meaning |", "|---|---|", *types]]
+    tables.append([f"| {by_type.key} | key | value | default | meaning |", "|---|---|---|---|---|", *keys])
+    return "\n\n".join("\n".join(lines) for lines in tables)
 
 
 def _row(name: str, field: FieldInfo) -> str:

@@ -25,9 +25,8 @@ FIRST_TOKENS = 20  # tokens at the start of a turn whose entropy is compared
 
 
 class Branching(MethodSection):
-    """Branching (after ARPO, arXiv 2507.19849): branches a rollout after a tool response if the entropy at the start of the next
-    turn exceeds that of its first turn by more than `entropy`. Branches replace up to half of the rollouts of a group. Not with
-    `schedule.lockstep`. Local trainer only."""
+    """Branching (after ARPO, arXiv 2507.19849): branches a rollout where the entropy of a turn exceeds that of its first turn by
+    more than `entropy` (docs/algorithm.md). Not with `schedule.lockstep`. Local trainer only."""
 
     type: Literal["branching"] = "branching"
     """Name of the method."""

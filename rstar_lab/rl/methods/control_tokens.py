@@ -12,8 +12,8 @@ from rstar_lab.rl.trajectory import Trajectory
 
 
 class ControlTokens(MethodSection):
-    """Excludes rollouts from the loss in which the model writes a control token that does not belong there: a role marker, a tag
-    of tool responses, or a `<tool_call>` tag without its counterpart. Such tokens precede collapse (arXiv 2606.26027)."""
+    """Excludes rollouts in which the model writes a misplaced control token from the loss: a role marker, a tag of tool
+    responses, or a `<tool_call>` tag without its counterpart (arXiv 2606.26027)."""
 
     type: Literal["control_tokens"] = "control_tokens"
     """Name of the method."""

@@ -21,8 +21,8 @@ OLDER_SERVER = "older checkpoint"
 
 
 class CrossPolicy(MethodSection):
-    """Generates each turn with an older checkpoint with probability `share` (cross-policy sampling, AgentRL, arXiv 2510.04206).
-    Requires the schedule `sync` without `lockstep`, and a `correction` or `old_log_probs: engine`. Local trainer only."""
+    """Generates a turn with an older checkpoint with probability `share` (AgentRL, arXiv 2510.04206). Requires the schedule
+    `sync` without `lockstep`, and a `correction` or `old_log_probs: engine`. Local trainer only."""
 
     type: Literal["cross_policy"] = "cross_policy"
     """Name of the method."""

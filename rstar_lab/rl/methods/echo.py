@@ -19,8 +19,7 @@ from rstar_lab.rl.trajectory import Trajectory
 
 
 class Echo(MethodSection):
-    """ECHO (arXiv 2605.24517): adds the cross-entropy of the tokens of tool responses to the loss, so that the model learns to
-    predict what its code prints."""
+    """ECHO (arXiv 2605.24517): adds the cross-entropy of the tokens of tool responses to the loss."""
 
     type: Literal["echo"] = "echo"
     """Name of the method."""

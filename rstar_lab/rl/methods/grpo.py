@@ -17,8 +17,8 @@ class Grpo(Method):
     type: Literal["grpo"] = "grpo"
     """Name of the method."""
     normalise_std: bool = True
-    """Divide advantages by the standard deviation of rewards in the group. Default: paper. `false`: Dr.GRPO (arXiv
-    2503.20783), with `aggregation: seq-mean-token-sum-norm`."""
+    """Divide by the standard deviation. Default: paper. `false`: Dr.GRPO (arXiv 2503.20783), with `aggregation:
+    seq-mean-token-sum-norm`."""
 
     def score_group(self, group: Group, streams: list[Streams]) -> list[Streams]:
         return rollout_streams(

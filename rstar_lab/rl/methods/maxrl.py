@@ -14,8 +14,8 @@ from rstar_lab.rl.methods.method import Method
 
 
 class Maxrl(Method):
-    """MaxRL (arXiv 2602.02710): the advantage is the reward minus the mean of its group, divided by the mean, which weights hard
-    problems more. Refuses negative rewards."""
+    """MaxRL (arXiv 2602.02710): the reward minus the mean of its group, divided by the mean, which weights hard problems more.
+    Refuses negative rewards."""
 
     type: Literal["maxrl"] = "maxrl"
     """Name of the method."""

@@ -43,17 +43,17 @@ class Method(MethodSection):
     """Policy loss. Default: paper. `gspo`: arXiv 2507.18071. `cispo`: 2506.13585. `clip_cov`, `kl_cov`: 2505.22617. Or your own
     `module:function` (docs/extending.md)."""
     clip_low: float = 0.2
-    """Lower clip range of the importance ratio. Default: paper, section 2.2.1. Has no effect on the first
-    mini-batch, whose ratio is 1."""
+    """Lower clip range of the importance ratio; without effect on the first mini-batch, whose ratio is 1. Default: paper, section
+    2.2.1."""
     clip_high: float = 0.28
     """Upper clip range of the importance ratio (clip-higher of DAPO). Default: paper, section 2.2.1."""
     aggregation: Aggregation = "token-mean"
-    """How token losses are averaged. `token-mean`: over all tokens of the batch (verl's default). `group-token-mean`:
-    over the tokens of each group (the paper's objective). `seq-mean-token-sum-norm`: Dr.GRPO. Default: our choice."""
+    """How token losses are averaged. `token-mean`: over the batch (as verl). `group-token-mean`: over each group (the paper's
+    objective). `seq-mean-token-sum-norm`: Dr.GRPO."""
     kl_coefficient: float = Field(0.0, ge=0)
-    """Coefficient of the KL divergence (k3 estimator) to the model at the start of the stage. Default: 0 (paper)."""
+    """Coefficient of the KL (k3 estimator) to the model at the start of the stage. Default: paper."""
     add: tuple[Addition, ...] = ()
-    """Methods that are added, each a mapping with a `type`, such as `[{type: echo, weight: 0.1}]`. Default: none (paper)."""
+    """Methods to add, such as `[{type: echo, weight: 0.1}]`. Default: none (paper)."""
 
     def added(self, kind: type[Added]) -> Added | None:
         """Return the added method whose section is of class `kind`, or None."""

@@ -20,9 +20,8 @@ from rstar_lab.rl.trajectory import Trajectory
 
 
 class Otb(Method):
-    """Optimal token baseline (OTB in its variant for tool calls, arXiv 2602.07078): the advantage is the reward minus a separate
-    baseline for each token, in which rollouts with large gradients have more weight. One more forward pass. Local trainer
-    only."""
+    """Optimal token baseline (OTB for tool calls, arXiv 2602.07078): the reward minus a baseline for each token, in which
+    rollouts with large gradients have more weight. One more forward pass. Local trainer only."""
 
     type: Literal["otb"] = "otb"
     """Name of the method."""

@@ -33,7 +33,7 @@ class OverlongBuffer(MethodSection):
     type: Literal["overlong_buffer"] = "overlong_buffer"
     """Name of the method."""
     tokens: Positive
-    """Tokens before `limits.max_response_tokens` over which the reward falls."""
+    """Tokens over which the reward falls."""
 
     def check(self, rl: Any) -> None:
         if self.tokens > (longest := rl.limits.max_response_tokens):

@@ -13,8 +13,8 @@ from rstar_lab.rl.methods.task_normalisation import normalise_tokens
 
 
 class ReinforcePP(Method):
-    """REINFORCE++ (arXiv 2501.03262): the advantage is the reward minus the mean of its group, normalised to mean 0 and standard
-    deviation 1 over the tokens of the step. Groups with equal rewards are kept."""
+    """REINFORCE++ (arXiv 2501.03262): the reward minus the mean of its group, normalised to mean 0 and standard deviation 1 over
+    the tokens of the step. Groups with equal rewards are kept."""
 
     type: Literal["reinforce_pp"] = "reinforce_pp"
     """Name of the method."""

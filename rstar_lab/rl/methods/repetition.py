@@ -23,7 +23,7 @@ class Repetition(MethodSection):
     weight: float = Field(gt=0)
     """Weight of the penalty."""
     ngram: Positive = 20
-    """Tokens of an n-gram. Default: our choice."""
+    """Tokens of an n-gram."""
 
     reads_texts: ClassVar[bool] = True
 

@@ -27,26 +27,23 @@ log = logging.getLogger(__name__)
 
 
 class Roc(MethodSection):
-    """Resampling on correct: each problem gets more rollouts than are trained on, and a rule selects among them."""
+    """Resampling on correct: a rule selects the rollouts to train on."""
 
     _environment_penalties: dict[str, tuple[Any, ...]] = PrivateAttr({})
 
     rule: SelectionRule | Function = "paper"
-    """How `group_size` rollouts are selected from a group. `paper`: failed rollouts uniformly, successful ones with
-    probability inversely proportional to their penalty (section 2.2.3). `released`: the rule of microsoft/rStar. `random`: uniformly,
-    as a control. `none`: no oversampling (plain GRPO). Or your own `module:function` (docs/extending.md)."""
+    """Rule of selection (docs/algorithm.md). `paper`: failed rollouts uniformly, successful ones with probability inversely
+    proportional to their penalty (section 2.2.3). `released`: as microsoft/rStar. `random`: uniformly. `none`: no oversampling
+    (plain GRPO). Or your own `module:function` (docs/extending.md)."""
     oversample: Positive = 2
-    """Each problem gets `group_size * oversample` rollouts, of which `group_size` are trained on. Default: paper, section
-    3.2 (GRPO-RoC)."""
+    """Each problem gets `group_size * oversample` rollouts, of which `group_size` are trained on. Default: paper, section 3.2."""
     penalties: tuple[Penalty | Function, ...] = ("errors", "format")
-    """Penalties of a successful rollout that RoC adds up: `errors` (tool errors), `format` (answer tags), or your
-    own `module:function` of a trajectory. Default: paper, section 2.2.3."""
+    """Penalties of a successful rollout, which are added: `errors` (tool errors), `format` (answer tags), or your own
+    `module:function` of a trajectory. Default: paper, section 2.2.3."""
     min_positive: NotNegative = 0
-    """Minimum number of successful rollouts that RoC keeps, if the group has that many. Default: our choice; the release's
-    script uses 2."""
+    """Minimum number of successful rollouts to keep, if the group has them. The release's script uses 2."""
     min_negative: NotNegative = 0
-    """Minimum number of failed rollouts that RoC keeps, if the group has that many. Default: our choice; the release's
-    script uses 2."""
+    """Minimum number of failed rollouts to keep, if the group has them. The release's script uses 2."""
 
     @model_validator(mode="after")
     def _check_minima(self) -> "Roc":

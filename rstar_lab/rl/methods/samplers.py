@@ -63,8 +63,7 @@ class Sampler(MethodSection):
 
 
 class EasyFirst(Sampler):
-    """Draws problems from easy to hard, by their difficulty (curriculum learning, Bengio et al. 2009). Each problem is drawn once
-    before any is drawn again."""
+    """Draws problems once each, from easy to hard (curriculum learning, Bengio et al. 2009)."""
 
     needs_difficulty: ClassVar[bool] = True
     type: Literal["easy_first"] = "easy_first"
@@ -75,8 +74,8 @@ class EasyFirst(Sampler):
 
 
 class ImprovementPotential(Sampler):
-    """Draws problems from high to low potential: p * (1 - p), the variance of the reward at the measured pass rate p (after
-    R1-Code-Interpreter, arXiv 2505.21668; the formula is ours). Each problem is drawn once before any is drawn again."""
+    """Draws problems once each, from high to low p * (1 - p), the variance of the reward at the measured pass rate p (after
+    R1-Code-Interpreter, arXiv 2505.21668; the formula is ours)."""
 
     needs_difficulty: ClassVar[bool] = True
     type: Literal["improvement_potential"] = "improvement_potential"
@@ -88,8 +87,8 @@ class ImprovementPotential(Sampler):
 
 
 class Learnability(Sampler):
-    """Draws problems at random with probability proportional to p * (1 - p), where p is the pass rate of the rollouts so far with
-    one success and one failure added (arXiv 2502.12272)."""
+    """Draws problems with probability proportional to p * (1 - p), where p is the pass rate so far with one success and one
+    failure added (arXiv 2502.12272)."""
 
     type: Literal["learnability"] = "learnability"
     """Name of the method."""
@@ -110,8 +109,7 @@ class Thompson(Sampler):
     target: float = Field(0.5, gt=0, lt=1)
     """Pass rate to draw. Default: MoPPS."""
     memory: float = Field(0.8, gt=0, le=1)
-    """Factor by which earlier results of a problem count less with each new group, because the policy changes. Default: our
-    choice."""
+    """Factor by which earlier results of a problem count less with each new group."""
 
     @property
     def kept_share(self) -> float:

@@ -22,9 +22,9 @@ DEMONSTRATION = "{question}\n\nA correct solution of this problem:\n{solution}\n
 
 
 class Sdpo(Distillation):
-    """Self-distillation (after SDPO, arXiv 2601.20802): a failed rollout is scored again with a successful rollout of its group
-    in the prompt, the one with the lowest RoC penalty and without tool errors; weight * (log p with it - log p) is added to
-    the advantage of each token. One more forward pass. Local trainer only."""
+    """Self-distillation (after SDPO, arXiv 2601.20802): scores a failed rollout again with a successful one of its group in the
+    prompt (the lowest RoC penalty, no tool errors) and adds weight * (log p with it - log p) to the advantage of each token. One
+    more forward pass. Local trainer only."""
 
     type: Literal["sdpo"] = "sdpo"
     """Name of the method."""

@@ -19,15 +19,14 @@ CLIP = 0.5  # largest relative change of an advantage; not from the paper
 
 class ToolBudget(MethodSection):
     """Penalty on the tool calls of successful rollouts of easy problems, weight * sin(pi/2 * calls / max_turns) (after AdaTIR,
-    arXiv 2601.14696). It changes an advantage by at most half of its size, so it never changes the sign; the bound is ours.
-    Requires the method `grpo`."""
+    arXiv 2601.14696). It changes an advantage by at most half of its size; the bound is ours. Requires the method `grpo`."""
 
     type: Literal["tool_budget"] = "tool_budget"
     """Name of the method."""
     weight: float = Field(gt=0)
     """Weight of the penalty."""
     easy_from: float = Field(0.5, gt=0, le=1)
-    """A problem is easy if the pass rate of its group is at least this value. Default: our choice."""
+    """Lowest pass rate of a group of an easy problem."""
 
     def check(self, rl: Any) -> None:
         if rl.method.type != "grpo":

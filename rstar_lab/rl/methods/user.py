@@ -28,7 +28,7 @@ class UserMethod(Method):
     """Your own method (docs/extending.md)."""
 
     type: Function
-    """Your own `module:function` of (rewards, trajectories) that returns the advantages, or `module:Class` with hooks."""
+    """`module:function` of (rewards, trajectories) that returns the advantages, or `module:Class` with hooks."""
 
     def servers(self, engine: Any) -> Sequence[ModelServer]:
         return teacher_server(engine)

@@ -18,20 +18,20 @@ class Synthetic(Section):
     levels: tuple[int, ...] | None = None
     """Difficulty levels, 1 to 4. Default: all."""
     families: tuple[str, ...] | None = None
-    """Names of problem families; `words` or `words_held_out`: word problems, whose templates are disjoint; or your own
-    `module:function` (docs/extending.md). Default: all built-in ones but word problems."""
+    """Problem families; `words` or `words_held_out`: word problems with disjoint templates; or your own `module:function`
+    (docs/extending.md). Default: all but word problems."""
 
 
 class Problems(Section):
     """A problem set: either `file` or `synthetic`."""
 
     file: Path | None = None
-    """Name of a data set on the Hugging Face hub, such as `openai/gsm8k:test` (docs/data.md), or a Parquet, JSON,
-    JSONL or CSV file with one problem per row."""
+    """A Parquet, JSON, JSONL or CSV file with one problem per row, or a data set of the Hugging Face Hub, such as
+    `openai/gsm8k:test` (docs/data.md)."""
     fields: dict[Literal["problem_id", "question", "answer", "source", "difficulty", "info", "environment"], str] = (
         Field({})
     )
-    """Our field name -> column name of the file, for example `{question: problem, answer: solution}`."""
+    """Column names of the file: `{question: problem, answer: solution}`."""
     synthetic: Synthetic | None = None
     """Problems generated from the synthetic families."""
     environment: str | None = None
@@ -52,6 +52,6 @@ class MixEntry(Section):
     file: Path
     """File written by `rstar-lab data convert`."""
     count: Positive | None = None
-    """Number of conversations at most, drawn at random. Default: all."""
+    """Maximum number of conversations, drawn at random. Default: all."""
     exact: bool = False
-    """Whether a file with fewer conversations than `count` is an error."""
+    """Fail if the file has fewer conversations than `count`."""

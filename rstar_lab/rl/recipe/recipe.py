@@ -23,15 +23,15 @@ FUNCTION_KEYS = (
 
 
 class HandOff(Section):
-    """Conditions that end a stage before `steps`. They are checked after each step; one is enough."""
+    """Conditions that end a stage before `steps`. One is enough."""
 
     solved_groups: float | None = Field(None, gt=0, le=1)
-    """End when the share of groups with only correct rollouts, averaged over `window` steps, is at least this value."""
+    """End when the share of groups with only correct rollouts, averaged over `window` steps, reaches this value."""
     truncation_plateau: float | None = Field(None, ge=0)
     """End when the share of truncated rollouts, averaged over `window` steps, differs by at most this value from its average over the
     `window` steps before."""
     window: Positive = 10
-    """Number of steps in the averages of `solved_groups` and `truncation_plateau`. Default: our choice."""
+    """Number of steps in these averages."""
 
     @model_validator(mode="after")
     def _check_condition(self) -> "HandOff":
@@ -41,15 +41,15 @@ class HandOff(Section):
 
 
 class DifficultyFilter(Section):
-    """Difficulty filter before a stage: sample rollouts of the stage's problems from the newest policy and drop the easy
-    problems (paper, stage 3), or those that are too hard."""
+    """Before a stage, sample rollouts of its problems from the newest policy and drop problems that are too easy (paper, stage 3)
+    or too hard."""
 
     samples: Positive = 8
     """Rollouts per problem. Default: paper, stage 3."""
     drop_from: float = Field(1.0, gt=0, le=1)
     """Drop problems with at least this pass rate. Default: paper, stage 3 (8 of 8)."""
     drop_below: float = Field(0.0, ge=0, lt=1)
-    """Drop problems with a lower pass rate than this value; any small value drops those that are never solved. Default: 0, none."""
+    """Drop problems with a lower pass rate; any small value drops those that are never solved."""
 
     @model_validator(mode="after")
     def _check_bounds(self) -> "DifficultyFilter":
@@ -59,8 +59,8 @@ class DifficultyFilter(Section):
 
 
 class Stage(Section):
-    """One stage of RL. Besides these keys it accepts any key of `rl`, except those that cannot differ between stages.
-    A section such as `limits` changes only the keys that it names; if it names another `type`, it replaces the section."""
+    """One stage of RL. It also accepts the keys of `rl`, except those that cannot differ between stages. A section such as
+    `limits` changes only the keys that it names; if it names another `type`, it replaces the section."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
     """Name of the stage, unique in the recipe."""
@@ -69,13 +69,13 @@ class Stage(Section):
     steps: Positive
     """Number of steps; with `hand_off` the maximum."""
     hand_off: HandOff | None = None
-    """Conditions that end the stage early. Default: none."""
+    """Conditions that end the stage early."""
     filter: DifficultyFilter | None = None
-    """Difficulty filter that runs before the stage. Default: none."""
+    """Difficulty filter that runs before the stage."""
     reset_optimizer: bool = False
     """Reset the moments of AdamW at the start of the stage (paper: stage 3)."""
     rl: dict[str, Any] = Field({})
-    """Keys of `rl` that the stage changes. They are normally written beside `steps`."""
+    """Keys of `rl` that the stage changes; they may also stand beside `steps`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -93,23 +93,23 @@ class Recipe(Section):
     name: str = Field("recipe", pattern=r"^[A-Za-z0-9._-]+$")
     """Prefix of the run ids. Default: the name of the recipe file."""
     label: str = ""
-    """Name of the run in comparisons. Runs with the same label are treated as seeds of one setting."""
+    """Name in comparisons. Runs with the same label are seeds of one setting."""
     model: str
-    """The base model: a folder in Hugging Face format; `ORG/NAME` or `ORG/NAME@REVISION` on the Hugging Face Hub;
-    `smollm2-135m` (SmolLM2-135M-Instruct); or `tiny`, a 1.8M-parameter Qwen3 with random weights."""
+    """The base model: a folder in Hugging Face format; `ORG/NAME` or `ORG/NAME@REVISION` on the Hugging Face Hub; `smollm2-135m`;
+    or `tiny`, a 1.8M-parameter Qwen3 with random weights."""
     vocabulary: Positive = 1024
     """Vocabulary size of the tokenizer that is trained for `model: tiny`."""
     seed: int = 0
     """Seed of data order, initial weights and sampling."""
     processes: Positive = 1
-    """Training processes on a CPU, with one thread each. They share the batches of SFT and the updates of RL."""
+    """Training processes on a CPU, with one thread each."""
     runs: Path = Path("runs")
     """Folder of runs."""
     log_to: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
-    """Experiment trackers that also receive the metrics of each RL step. Each requires its package. Local trainer only; under verl
-    set `verl.trainer.logger`. Default: none; the metrics are always in the run store."""
+    """Experiment trackers that also receive the metrics of each RL step; install their packages. Under verl set
+    `verl.trainer.logger`."""
     sft: SftSection | None = None
-    """SFT before RL. Default: none."""
+    """SFT before RL."""
     rl: RlSection = RlSection()
     """Defaults of all RL stages."""
     stages: tuple[Stage, ...] = ()

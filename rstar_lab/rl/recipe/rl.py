@@ -22,7 +22,7 @@ CODE_TOOLS = ("python", "python_released", "jupyter")
 
 
 class NoCorrection(Section):
-    """No off-policy correction (paper)."""
+    """No correction (paper)."""
 
     type: Literal["none"] = "none"
     """Name of the correction."""
@@ -32,18 +32,17 @@ class LimitedCorrection(Section):
     """An off-policy correction whose effect is limited."""
 
     max_share: float = Field(0.5, gt=0, le=1)
-    """Stop the run if the correction truncates or drops more than this share of the tokens in 5 consecutive updates:
-    the rollouts then come from too different a policy. Default: our choice."""
+    """Stop the run if the correction truncates or drops more than this share of the tokens in 5 consecutive updates."""
 
 
 class RatioCorrection(LimitedCorrection):
-    """Off-policy correction by the ratio of trainer to engine probability. Requires `old_log_probs: trainer`."""
+    """By the ratio of trainer to engine probability. Requires `old_log_probs: trainer`."""
 
     type: Literal["tis", "seq_tis", "token_mask", "seq_mask", "geo_mask", "icepop"]
     """`tis` and `seq_tis` truncate the ratio per token or sequence; `token_mask`, `seq_mask`, `geo_mask` and `icepop` leave
     tokens or sequences out (formulas and sources in docs/algorithm.md)."""
     bounds: tuple[float, float] | None = None
-    """Lower and upper bound of the ratio. Default: the bounds of the correction's source (docs/algorithm.md)."""
+    """Lower and upper bound of the ratio. Default: those of the source."""
 
     @property
     def resolved_bounds(self) -> tuple[float, float]:
@@ -61,10 +60,10 @@ class RatioCorrection(LimitedCorrection):
 
 
 class UserCorrectionSection(LimitedCorrection):
-    """Off-policy correction by your own function (docs/extending.md). Requires `old_log_probs: trainer`."""
+    """Your own function (docs/extending.md). Requires `old_log_probs: trainer`."""
 
     type: Function
-    """Your own `module:function` of (trainer_log_probs, engine_log_probs, mask) that returns a weight per token."""
+    """`module:function` of (trainer_log_probs, engine_log_probs, mask) that returns a weight per token."""
 
 
 AnyCorrection = Annotated[NoCorrection | RatioCorrection | UserCorrectionSection, ByType()]
@@ -80,11 +79,9 @@ class Sync(Section):
     type: Literal["sync"] = "sync"
     """Name of the schedule."""
     lockstep: bool = False
-    """Generate turns in fixed batches: the same machine, versions and seed give the same bits. `false`: every rollout proceeds on
-    its own."""
+    """Generate turns in fixed batches: the same machine, versions and seed give the same bits."""
     dynamic_sampling: NotNegative = 0
-    """Maximum number of extra rounds in which new problems replace groups with equal rewards (arXiv 2503.14476).
-    Default: 0, off."""
+    """Maximum rounds in which new problems replace groups with equal rewards (arXiv 2503.14476). 0: off."""
 
 
 class OffPolicy(Section):
@@ -107,15 +104,12 @@ class Async(OffPolicy):
     type: Literal["async"] = "async"
     """Name of the schedule."""
     max_staleness: NotNegative = 1
-    """Maximum number of updates between the weights with which a group starts and the weights that are
-    trained on it. Default: our choice."""
+    """Maximum updates between the weights that start a group and the weights that are trained on it."""
     when_stale: WhenStale = "wait"
-    """How `max_staleness` is enforced. `wait`: the generator delays new groups, and
-    the trainer waits for slow groups; nothing is dropped. `drop`: drop groups that exceed the limit. `trim`: mask the
-    tokens that exceed it."""
+    """How `max_staleness` is enforced. `wait`: delay new groups and wait for slow ones. `drop`: drop groups that exceed the
+    limit. `trim`: mask the tokens that exceed it."""
     buffer_groups: Positive | None = None
-    """Maximum number of groups, in progress or complete, that no update has used yet. Default:
-    `problems_per_step * (max_staleness + 1)`."""
+    """Maximum number of groups that no update has used yet. Default: `problems_per_step * (max_staleness + 1)`."""
 
     def groups(self, problems_per_step: int) -> int:
         """Return `buffer_groups`, or its default."""
@@ -137,34 +131,33 @@ class OpenPrompt(Section):
     system_prompt: str | None = None
     """System prompt; "" for none. Default: that of the prompt format."""
     answer_instruction: str | None = None
-    """How the model is asked to write its answer. Default: `<answer>` tags with a box; with `format: model`, what `answer`
-    reads; with `reward: tests`, a program in `<answer>` tags."""
+    """How the model is asked to write its answer. Default: `<answer>` tags with a box; with `format: model`, as `answer` reads
+    it; with `reward: tests`, a program in the tags."""
 
 
 class PaperPrompt(OpenPrompt):
-    """Prompts in the format that the paper describes (section 2). The sentences are ours; those of the release: `released`."""
+    """The format that the paper describes (section 2), in our words."""
 
     format: Literal["paper"] = "paper"
     """Name of the format."""
 
 
 class ReleasedPrompt(Section):
-    """Prompts exactly as microsoft/rStar renders them, for the released rStar2-Agent-14B."""
+    """Exactly as in microsoft/rStar, for the released rStar2-Agent-14B."""
 
     format: Literal["released"] = "released"
     """Name of the format."""
 
 
 class ModelPrompt(OpenPrompt):
-    """Prompts by the model's own chat template, with its own syntax of tool calls, for any chat model (docs/recipes.md). Not for
-    SFT."""
+    """The model's own chat template and syntax of tool calls, for any chat model (docs/recipes.md). Not for SFT."""
 
     format: Literal["model"] = "model"
     """Name of the format."""
     template_options: dict[str, Any] = Field(default_factory=dict)
     """Variables of the model's chat template, such as `enable_thinking: false`."""
     chat_template: Function | None = None
-    """Your own `module:function` that renders conversations in place of the model's chat template (docs/extending.md)."""
+    """Your own `module:function` in place of the model's chat template (docs/extending.md)."""
 
     @model_validator(mode="after")
     def _check_template(self) -> "ModelPrompt":
@@ -180,48 +173,46 @@ class LimitsSection(Section):
     """Limits of a rollout."""
 
     max_response_tokens: Positive = 8192
-    """Maximum tokens of a response: all turns and tool responses together. Default: paper, stage 1."""
+    """Maximum tokens of a response, with all turns and tool responses. Default: paper, stage 1."""
     max_turns: Positive = 10
     """Maximum model turns of a rollout. Default: paper, stages 1 and 2."""
     max_calls_per_turn: Positive = 8
-    """Tool calls of one turn that are executed; each further call gets an error as its response. Default: our choice."""
+    """Tool calls of a turn that are executed; further calls get an error as their response."""
     max_tool_chars: Positive = 4096
-    """Maximum characters of a tool response; the middle of longer responses is removed. Default: our choice; the release uses
-    256."""
+    """Maximum characters of a tool response; the middle of longer responses is removed. The release uses 256."""
     tool_truncate_side: TruncateSide = "middle"
-    """How a long tool response is truncated; only with `prompt: {format: released}`. As in the release, `left` keeps the start
-    and `right` keeps the end. Default: as the release."""
+    """How a long tool response is truncated with `prompt: {format: released}`. As in the release, `left` keeps the start and
+    `right` the end."""
     time_limit_s: float | None = Field(None, gt=0)
     """Wall-clock limit of one rollout in seconds; it also interrupts a turn. Default: none."""
     tool_timeout_s: float = Field(30.0, gt=0)
-    """Time limit of one call of your own tool in seconds. Code tools use `sandbox.timeout_s`. Default: our choice."""
+    """Time limit of one call of your own tool in seconds. Code tools use `sandbox.timeout_s`."""
 
 
 class EnvironmentLimits(Section):
     """Limits of the rollouts in one environment. A key that is not set has the value of `rl.limits`."""
 
     max_turns: Positive | None = None
-    """Maximum model turns of a rollout. Default: `rl.limits.max_turns`."""
+    """Maximum model turns of a rollout."""
     max_response_tokens: Positive | None = None
-    """Maximum tokens of a response. At most `rl.limits.max_response_tokens`, which is the default."""
+    """Maximum tokens of a response, at most `rl.limits.max_response_tokens`."""
     max_tool_chars: Positive | None = None
-    """Maximum characters of a tool response. Default: `rl.limits.max_tool_chars`."""
+    """Maximum characters of a tool response."""
 
 
 class EnvironmentEntry(Section):
     """One of several tasks of a run: an environment, or tools and a reward."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
-    """Name of the environment, unique in the recipe. It is used in problem files, metrics and curves."""
+    """Name of the environment, unique in the recipe."""
     environment: str | None = None
-    """`module:name` of your environment class (docs/environments.md). Default: none;
-    the entry is defined by `tools` and `reward`."""
+    """`module:name` of your environment class (docs/environments.md). Without it, `tools` and `reward` define the entry."""
     problems: Problems | None = None
     """Training problems. Default: the problems of the stage that name this environment."""
     tools: tuple[str, ...] = ()
     """Tools in addition to those of `environment`, as in `rl.tools`."""
     reward: Reward | None = None
-    """Reward of an entry without `environment`: `verify`, `released`, `tests` or `module:function`. Default: `rl.reward`."""
+    """Reward of an entry without `environment`. Default: `rl.reward`."""
     weight: float = Field(1.0, gt=0)
     """Share of the groups of a step, relative to the other entries."""
     limits: EnvironmentLimits = EnvironmentLimits()
@@ -253,7 +244,7 @@ class RlSection(Section):
     schedule: AnySchedule = Sync()
     """How generation and updates follow each other. Default: sync (paper)."""
     prompt: AnyPrompt = PaperPrompt()
-    """Format of prompts, tool schemas and tool responses. Cannot differ between stages."""
+    """Format of prompts, tool schemas and tool responses."""
     limits: LimitsSection = LimitsSection()
     """Limits of a rollout."""
     temperature: float = Field(1.0, gt=0)
@@ -261,62 +252,55 @@ class RlSection(Section):
     lr: float = Field(1e-6, ge=0)
     """Learning rate of AdamW, constant after warm-up. Default: paper, section 5.1."""
     warmup_steps: NotNegative = 20
-    """Steps of linear learning-rate warm-up at the start of every stage. Default: paper; at every stage: ours."""
+    """Steps of linear learning-rate warm-up. Default: paper; at the start of every stage: ours."""
     weight_decay: float = Field(0.01, ge=0)
-    """Decoupled weight decay of AdamW. Default: our choice."""
+    """Decoupled weight decay of AdamW."""
     max_grad_norm: float = Field(1.0, gt=0)
-    """Maximum norm of the gradient. Default: our choice."""
+    """Maximum norm of the gradient."""
     mini_batches: Positive = 1
-    """Mini-batches of a step; each is one optimizer update. Default: our choice."""
+    """Mini-batches of a step; each is one optimizer update."""
     micro_batch_tokens: Positive = 16384
-    """Maximum tokens in one forward pass; at most 1,024 on a CPU. Changes memory and speed, not the result. Default:
-    our choice."""
+    """Maximum tokens in one forward pass; at most 1,024 on a CPU. Changes memory and speed, not the result."""
     old_log_probs: Literal["trainer", "engine"] = "trainer"
-    """Log-probs of the behaviour policy in the importance ratio: recomputed by the trainer, or as the engine returned
-    them. Default: our choice."""
+    """Log-probs of the old policy in the importance ratio: recomputed by the trainer, or those of the engine."""
     token_arrays: Literal["all", "kept", "sampled"] = "kept"
-    """Rollouts whose token ids, log-probs and entropies are stored: `all`, only those trained on (`kept`), or the first
-    of each group (`sampled`)."""
+    """Rollouts whose token ids, log-probs and entropies are stored: `all`, those trained on (`kept`), or the first of each group
+    (`sampled`)."""
     checkpoint_every: Positive = 10
-    """Steps between checkpoints. Default: our choice."""
+    """Steps between checkpoints."""
     keep_checkpoints: Positive = 2
-    """Number of newest checkpoints that are kept. Default: our choice."""
+    """Number of checkpoints that are kept."""
     tools: tuple[str, ...] = ("python",)
-    """Tools of the model. `python` (the paper's), `python_released`, `jupyter`, or your own: `module:function`,
-    `module:Class`, or an MCP server, `mcp+stdio:COMMAND` (docs/own-tools.md). Cannot differ between stages."""
+    """Tools of the model: `python` (the paper's), `python_released`, `jupyter`, your own `module:function` or `module:Class`, or
+    an MCP server, `mcp+stdio:COMMAND` (docs/own-tools.md)."""
     environments: tuple[EnvironmentEntry, ...] = ()
-    """Several tasks in one run, mixed by weight in every step (docs/environments.md). Problems that name no environment
-    use `tools` and `reward`. Default: none. Cannot differ between stages."""
+    """Several tasks in one run, mixed by weight in every step (docs/environments.md). Problems that name no environment use
+    `tools` and `reward`."""
     reward: Reward = "verify"
-    """`verify`: 1 for a correct final answer, else 0 (paper, section 2). `released`: graded by prime_math and math-verify, as
-    in microsoft/rStar. `tests`: 1 if the final program passes the hidden test cases of its problem, else 0 (docs/data.md).
-    Or your own `module:function` of (text of the model, true answer), or one written for TRL
-    (docs/own-tools.md). Cannot differ between stages."""
+    """`verify`: 1 for a correct final answer, else 0 (paper, section 2). `released`: graded by prime_math and math-verify, as in
+    microsoft/rStar. `tests`: 1 if the final program passes the hidden test cases of its problem, else 0 (docs/data.md). Or your
+    own `module:function`, also one written for TRL (docs/own-tools.md)."""
     reward_timeout_s: float = Field(60.0, gt=0)
-    """Time limit of one call of your own reward function in seconds. A call that takes longer stops the run with an error.
-    Default: our choice."""
+    """Time limit of one call of your own reward function in seconds; exceeding it stops the run."""
     answer: AnswerFormat = "tagged"
-    """Where `reward: verify` reads the answer. `tagged`: the last `\\boxed{}` in the last `<answer>` (paper, section 2).
-    `boxed`: the last `\\boxed{}` of the response. `last_number`: the last number of the response. Cannot differ between
-    stages."""
+    """Where `reward: verify` reads the answer. `tagged`: the last `\\boxed{}` in the last `<answer>` (paper, section 2). `boxed`:
+    the last `\\boxed{}` of the response. `last_number`: the last number of the response."""
     metrics: tuple[Function, ...] = ()
     """Further metrics of a step, as `module:function` of its trajectories. A function `f` appears as `metrics/f`."""
     lora: Lora | None = None
-    """Train adapters only. Checkpoints contain the merged model and, in `adapter/`, the adapters alone. Cannot differ between
-    stages. Default: all weights are trained."""
+    """Train adapters only (keys: `sft.lora`). Checkpoints contain the merged model and, in `adapter/`, the adapters."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Precision of the matrix products of the update; weights, gradients and optimizer states are fp32. `auto`: bf16 if
-    the engine has `dtype: bfloat16` and the device is a GPU or a CPU that is faster in bf16, else fp32. Default: our
-    choice."""
+    """Precision of matrix products; weights, gradients and optimizer states are fp32. `auto`: bf16 if the engine has `dtype:
+    bfloat16` and the device is faster in bf16, else fp32."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more computation."""
     fp32_head: bool = False
     """Compute the LM head in fp32 when the rest is bf16 (arXiv 2510.13786)."""
     on_infrastructure_failure: Literal["retry", "mask", "keep"] = "retry"
     """What happens to a rollout in which a tool call failed through no fault of the model (`sandbox_error`, `queue_timeout`).
-    `retry`: it is generated once more; if it fails again, as with `mask`. `mask`: it is in neither the loss nor the statistics
-    of its group. `keep`: it is trained on, and the failed call counts in no penalty. With `retry`, rollouts that a failure of an
-    engine or an environment ended are generated once more too, and the run pauses while half of the rollouts fail."""
+    `retry`: generate it once more, then `mask`; also after failures of an engine or environment; the run pauses while half of the
+    rollouts fail. `mask`: leave it out of the loss and of the statistics of its group. `keep`: train on it; the failed call
+    counts in no penalty."""
     retire_from: float | None = Field(None, gt=0, le=1)
     """Do not draw a problem again after a step with at least this pass rate (arXiv 2510.13786). Default: off."""
 

@@ -13,15 +13,14 @@ class EngineSection(Section):
     """The inference engines that generate rollouts."""
 
     kind: Literal["vllm", "transformers", "server"] = "vllm"
-    """`vllm`: vLLM processes, see `count`. `transformers`: for machines without vLLM. `server`: vLLM servers at
-    `urls`, for example from `rstar-lab serve`."""
+    """`vllm`: vLLM processes. `transformers`: for machines without vLLM. `server`: vLLM servers at `urls`, for example from
+    `rstar-lab serve`."""
     urls: tuple[str, ...] = ()
-    """URLs of the servers, with `kind: server`. Their token is read from the environment variable RSTAR_LAB_API_KEY."""
+    """URLs of the servers. Their token is in the environment variable RSTAR_LAB_API_KEY."""
     teacher_url: str | None = None
-    """URL of a vLLM server with the teacher of the method `opd`. The teacher must have the tokenizer of the trained
-    model."""
+    """URL of a vLLM server with the teacher of the method `opd`, which must have the tokenizer of the trained model."""
     deadline_s: float = Field(3600.0, gt=0)
-    """Time limit of one request to a server in seconds. Default: our choice."""
+    """Time limit of one request to a server in seconds."""
     count: Positive | None = None
     """Number of engines. Default: one per GPU; on a CPU one per core, at most four."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
@@ -29,17 +28,17 @@ class EngineSection(Section):
     kv_cache_gb: float | None = Field(None, gt=0)
     """Size of the KV cache of one engine in GB. CPU only; on a GPU see `gpu_memory_utilization`."""
     gpu_memory_utilization: float = Field(0.85, gt=0, le=1)
-    """Share of a GPU's memory that an engine takes. GPU only. Default: our choice."""
+    """Share of a GPU's memory that an engine takes."""
     max_num_seqs: Positive = 256
-    """Maximum sequences that an engine generates at once. Default: our choice."""
+    """Maximum sequences that an engine generates at once."""
     scheduler: Literal["least-in-flight", "kv", "adaptive"] | Function = "adaptive"
-    """Policy that assigns turns to engines (docs/scheduler.md), or your own `module:Class` (docs/extending.md).
-    `rl.schedule.lockstep` ignores it."""
+    """Policy that assigns turns to engines (docs/scheduler.md), or your own `module:Class` (docs/extending.md). Ignored with
+    `lockstep`."""
     stall_s: float = Field(300.0, gt=0)
-    """An engine that makes no progress for this many seconds is restarted. Default: our choice."""
+    """Seconds without progress after which an engine is restarted."""
     mismatch_limit: float | None = Field(None, ge=0)
-    """Maximum mean absolute difference between the log-probs of engine and trainer; a larger difference stops the run.
-    Default: 0.001 in float32, 0.1 in bfloat16."""
+    """Mean absolute difference between the log-probs of engine and trainer above which the run stops. Default: 0.001 in float32,
+    0.1 in bfloat16."""
 
     def mismatch_limit_of(self, dtype: str = "") -> float:
         """Return `mismatch_limit`, or its default for engines of a dtype. dtype: default: that of the section."""
@@ -64,20 +63,18 @@ class SandboxSection(Section):
     """Where the code of tool calls runs, and its limits."""
 
     url: str = "local"
-    """`local`, or the URL of `rstar-lab sandbox serve`. The token of a server is read from the environment variable
-    RSTAR_LAB_SANDBOX_TOKEN."""
+    """`local`, or the URL of `rstar-lab sandbox serve`, whose token is in the environment variable RSTAR_LAB_SANDBOX_TOKEN."""
     isolation: Literal["namespaces", "gvisor"] = "namespaces"
-    """Isolation of a local sandbox. `gvisor` runs each call in a container with gVisor's kernel and requires `runsc`; it is
-    slower (docs/sandbox-boundary.md)."""
+    """Isolation of a local sandbox. `gvisor`: a container with gVisor's kernel for each call; slower; requires `runsc`
+    (docs/sandbox-boundary.md)."""
     workers: Positive | None = None
     """Processes of a local sandbox. Default: depends on the number of cores."""
     timeout_s: float = Field(4.0, gt=0)
-    """Time limit of one call in seconds. Default: our choice, equal to MAX_EXECUTION_TIME in the release's README."""
+    """Time limit of one call in seconds. Default: MAX_EXECUTION_TIME in the release's README."""
     memory_mb: Positive = 512
-    """Memory limit of one call in MB. Default: our choice."""
+    """Memory limit of one call in MB."""
     fault_share: float = Field(0.0, ge=0, le=1)
-    """Share of the calls of code tools that fail as `sandbox_error`, chosen at random, to measure what failures of the sandbox
-    cost (docs/ablation.md). Default: 0."""
+    """Random share of the calls of code tools that fail as `sandbox_error`, to measure what that costs (docs/ablation.md)."""
 
     @model_validator(mode="after")
     def _check_isolation(self) -> "SandboxSection":
@@ -90,10 +87,10 @@ class SandboxSection(Section):
 
 
 class DuringSection(Section):
-    """Evaluation during RL. A key without a value has that of `evaluate`."""
+    """Evaluation during RL. Other defaults: those of `evaluate`."""
 
     every: NotNegative = 0
-    """Evaluate every this many RL steps. The results are the metrics `eval/<set>/pass1`; the rollouts are separate runs. 0: never."""
+    """RL steps between evaluations; 0: never. The results are the metrics `eval/<set>/pass1`; the rollouts are separate runs."""
     sets: tuple[str, ...] = ()
     """Names of the sets of `evaluate.sets`. Default: all."""
     samples: Positive | None = None
@@ -112,19 +109,19 @@ class EvaluateSection(Section):
     """Evaluation: problem sets and how they are sampled."""
 
     sets: dict[str, Problems] = Field({})
-    """Problem sets by name. `rstar-lab run` evaluates all models on each; training never sees their problems."""
+    """Problem sets by name. `rstar-lab run` evaluates all models on each."""
     during: DuringSection = DuringSection()
-    """Evaluation during RL, with settings of its own."""
+    """Evaluation during RL."""
     samples: Positive = 16
     """Rollouts per problem. Default: paper, section 5."""
     temperature: float = Field(0.6, ge=0)
     """Sampling temperature. Default: paper, section 5."""
     top_p: float = Field(0.95, gt=0, le=1)
-    """Nucleus sampling threshold. Default: our choice; the paper states no value."""
+    """Nucleus sampling threshold."""
     max_turns: Positive = 30
     """Maximum model turns of a rollout. Default: paper, section 5."""
     max_response_tokens: Positive = 30_000
-    """Maximum tokens of a response: all turns and tool responses together. Default: paper, section 5."""
+    """Maximum tokens of a response, with all turns and tool responses. Default: paper, section 5."""
 
     @field_validator("sets")
     @classmethod
