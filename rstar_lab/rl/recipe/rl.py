@@ -177,7 +177,7 @@ class LimitsSection(Section):
     max_turns: Positive = 10
     """Maximum model turns of a rollout. Default: paper, stages 1 and 2."""
     max_calls_per_turn: Positive = 8
-    """Tool calls of a turn that are executed; further calls get an error as their response."""
+    """Tool calls of a turn that are executed; further calls get an error (`malformed_call`) as their response."""
     max_tool_chars: Positive = 4096
     """Maximum characters of a tool response; the middle of longer responses is removed. The release uses 256."""
     tool_truncate_side: TruncateSide = "middle"
