@@ -251,15 +251,12 @@ def _check_call(node: Mapping[str, Any], rules: _Rules) -> None:
             raise rules.refuse("a regular expression that is computed, long or has several counted repetitions")
 
 
-def columns_of(sql: str) -> set[str]:
+@lru_cache(maxsize=256)
+def columns_of(sql: str) -> frozenset[str]:
     """Return the columns that an SQL expression names. A subquery counts as a column of its own."""
-    found = set()
-    for node in _nodes(f"SELECT 1 WHERE {checked_expression(sql)}"):
-        if node.get("class") == "COLUMN_REF":
-            found.add(node["column_names"][-1])
-        elif node.get("class") == "SUBQUERY":
-            found.add("(subquery)")
-    return found
+    nodes = _nodes(f"SELECT 1 WHERE {checked_expression(sql)}")
+    found = [node for node in nodes if node.get("class") in ("COLUMN_REF", "SUBQUERY")]
+    return frozenset("(subquery)" if node["class"] == "SUBQUERY" else node["column_names"][-1] for node in found)
 
 
 def _nodes(query: str) -> Iterator[dict[str, Any]]:

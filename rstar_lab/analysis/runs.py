@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from rstar_lab.analysis.filters import Where, selects_steps, sql_list, where_sql
 from rstar_lab.analysis.inspector.notes import read_notes
 from rstar_lab.analysis.queries import check_query
-from rstar_lab.analysis.text_search import excerpt, search_pattern
+from rstar_lab.analysis.text_search import excerpt, in_any_case, search_pattern
 from rstar_lab.analysis.token_frame import token_frame
 from rstar_lab.analysis.views import Views, select_files_sql, uncompressed_text_bytes
 from rstar_lab.runs import RunStoreError
@@ -30,7 +30,7 @@ from rstar_lab.untrusted.parquet import read_parquet
 from rstar_lab.untrusted.recipes import ForeignRecipe
 
 _SEARCH_BYTES = 64 * 2**20  # size of the texts cached for the next search
-_FOUND = ["traj_id", "run_id", "stage", "step"]
+_FOUND = ["traj_id", "run_id", "stage", "step", "messages"]
 
 
 class Runs:
@@ -41,7 +41,7 @@ class Runs:
         self._views = Views(folders, root, frames, timeout_s)
         self._vocabularies: dict[str, list[str] | None] = {}
         # Texts of the last search: consecutive searches usually cover the same steps.
-        self._searched: tuple[tuple, pa.Table] | None = None
+        self._searched: tuple[tuple, pa.Table | None] = (), None
 
     @property
     def path(self) -> str:
@@ -320,17 +320,19 @@ class Runs:
             only = f" AND traj_id IN ({sql_list(chosen)})"
         pattern = search_pattern(text.lower())
         scope = (steps, self._views.state())
-        if self._searched is None or self._searched[0] != scope:
+        known, table = self._searched
+        if table is None or known != scope:
             files = self._views.files("transcripts", steps)
-            if sum(map(uncompressed_text_bytes, files)) > _SEARCH_BYTES:
-                source = select_files_sql("transcripts", files)
-                query = f"SELECT * FROM ({source}) WHERE regexp_matches(messages, ?, 'i'){only} LIMIT {int(limit)}"
-                return _hits(self._views.arrow(query, [pattern]), pattern)
-            read = [read_steps(file, [*_FOUND, "messages"]) for file in files]
+            if known != scope or sum(map(uncompressed_text_bytes, files)) > _SEARCH_BYTES:
+                self._searched = scope, None
+                query = f"SELECT {', '.join(_FOUND)} FROM ({select_files_sql('transcripts', files)})"
+                query += f" WHERE regexp_matches(messages, ?){only} LIMIT {int(limit)}"
+                return _hits(self._views.arrow(query, [in_any_case(pattern)]), pattern)
+            # Faster from the second search on. The pattern has both cases of the letters that are not lowered here.
+            read = [read_steps(file, _FOUND) for file in files]
             table = pa.concat_tables(read) if read else TRANSCRIPTS.empty_table()
-            # Several times faster than a search that ignores case. The pattern has both cases of the other letters.
-            self._searched = scope, table.append_column("small", pc.ascii_lower(table["messages"]))
-        table = self._searched[1]
+            table = table.append_column("small", pc.ascii_lower(table["messages"]))
+            self._searched = scope, table
         table = table.filter(pc.match_substring_regex(table["small"], pattern))
         if only:
             table = table.filter(pc.is_in(table["traj_id"], pa.array(chosen)))
@@ -391,9 +393,8 @@ def as_runs(runs: RunsLike) -> Runs:
 
 
 def _hits(table: pa.Table, pattern: str) -> pd.DataFrame:
-    frame = table.select(_FOUND).to_pandas()
-    frame["excerpt"] = [excerpt(messages, pattern) for messages in table["messages"].to_pylist()]
-    return frame
+    excerpts = [excerpt(messages, pattern) for messages in table["messages"].to_pylist()]
+    return table.select(_FOUND).set_column(4, "excerpt", pa.array(excerpts, pa.string())).to_pandas()
 
 
 def training_runs(table: pd.DataFrame) -> pd.DataFrame:

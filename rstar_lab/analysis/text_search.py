@@ -14,6 +14,11 @@ def search_pattern(text: str, *, any_case: bool = True) -> str:
     return "".join(_one_of(char, any_case) for char in text)
 
 
+def in_any_case(pattern: str) -> str:
+    """Return a pattern of `search_pattern` that needs no flag. Unlike the flag `i` of RE2, it finds no letters outside of ASCII."""
+    return re.sub("[a-z]", lambda letter: f"[{letter[0]}{letter[0].upper()}]", pattern)
+
+
 def _one_of(char: str, any_case: bool) -> str:
     if char in '"\\':
         return rf"\\{{1,3}}{re.escape(char)}"

@@ -326,7 +326,8 @@ def run_folders(runs_dir: str | Path) -> list[Path]:
     root = Path(runs_dir)
     if not root.is_dir():
         raise RunStoreError(f"there is no folder {root}; set the folder of the runs with --runs-dir")
-    return sorted(path.parent for path in root.glob("*/run.json") if not path.parent.name.startswith("."))
+    folders = (path for path in root.iterdir() if not path.name.startswith("."))
+    return sorted(path for path in folders if (path / "run.json").exists())
 
 
 def find_runs_dir(runs_dir: str | Path = "", *, required: bool = False) -> Path:

@@ -64,10 +64,10 @@ def _opened(path: str | Path) -> Iterator[tuple["pq.ParquetFile", "pa.Schema", i
 
     with open_bytes(path) as opened:
         footer = _checked_footer(opened)
-        schema = pq.ParquetFile(opened, metadata=footer).schema_arrow
+        schema = footer.schema.to_arrow_schema()
         leaves = [footer.schema.column(index) for index in range(footer.num_columns)]
         texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-        with pq.ParquetFile(opened, metadata=footer, read_dictionary=texts) as file:
+        with pq.ParquetFile(opened, metadata=footer, read_dictionary=texts, pre_buffer=False) as file:
             yield file, schema, max_unpacked(os.fstat(opened.fileno()).st_size)
 
 
