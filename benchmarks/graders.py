@@ -88,8 +88,13 @@ def table(graded: list[Graded]) -> pd.DataFrame:
     return rows.groupby(["set", "kind"], sort=False, as_index=False).sum()
 
 
+def totals(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of `table`, summed over the sets, as in docs/evaluation.md."""
+    return rows.groupby("kind", sort=False).sum(numeric_only=True).reset_index().assign(set="all")[rows.columns]
+
+
 def markdown(rows: pd.DataFrame) -> str:
-    """Return the rows of `table` as in docs/evaluation.md."""
+    """Return the rows of `table` as Markdown."""
     return "\n".join(
         f"| {row.set} | {row.kind} | " + " | ".join(f"{value:,}" for value in row.iloc[2:]) + " |"
         for _, row in rows.iterrows()

@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -463,19 +464,23 @@ def _peer(answer: bytes | None) -> Iterator[str]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Return the recorded injections as Markdown: those of one area with the same result in one row."""
+    """Return the recorded injections as Markdown: those of one area with the same result in one row, without the
+    texts of error messages."""
     lines = ["| area | promised | seen | injected | longest time to recover |", "|---|---|---|---|---|"]
     injections = [Injection(**one) for area in AREAS if area in result for one in result[area]["injections"]]
     rows: dict[tuple[str, ...], list[Injection]] = {}
     for one in injections:
-        seen = one.seen if one.kept else f"**not kept**: {one.seen}"
-        rows.setdefault((one.area, one.promised, seen), []).append(one)
+        seen = re.sub(r"(one line, rc \d+): .*?(; same bits as undisturbed|$)", r"\1\2", one.seen, flags=re.DOTALL)
+        rows.setdefault((one.area, one.promised, seen if one.kept else f"**not kept**: {one.seen}"), []).append(one)
+    above: tuple[str, str] | None = None
     for (area, promised, seen), several in rows.items():
         shown = " ".join(seen.replace("|", "/").replace("<", "&lt;").split())
         counts = Counter(one.injected for one in several)
         names = "<br>".join(f"{name} ({n} times)" if n > 1 else name for name, n in counts.items())
         slowest = max(one.recovery_s for one in several)
-        lines.append(f"| {area} | {promised} | {shown} | {names} | {slowest:.1f} s |")
+        first = " | " if (area, promised) == above else f" {area} | {promised} "
+        lines.append(f"|{first}| {shown} | {names} | {slowest:.1f} s |")
+        above = (area, promised)
     held, minutes = sum(one.kept for one in injections), sum(part["minutes"] for part in result.values())
     loads = [part["load"] for part in result.values()]
     lines += [

@@ -38,8 +38,8 @@ class Roc(MethodSection):
     oversample: Positive = 2
     """Each problem gets `group_size * oversample` rollouts, of which `group_size` are trained on. Default: paper, section 3.2."""
     penalties: tuple[Penalty | Function, ...] = ("errors", "format")
-    """Penalties of a successful rollout, which are added: `errors` (tool errors), `format` (answer tags), or your own
-    `module:function` of a trajectory. Default: paper, section 2.2.3."""
+    """Penalties of a successful rollout, which are added: `errors`, `format`, or your own `module:function`. Default: paper,
+    section 2.2.3."""
     min_positive: NotNegative = 0
     """Minimum number of successful rollouts to keep, if the group has them. The release's script uses 2."""
     min_negative: NotNegative = 0

@@ -74,8 +74,8 @@ class EasyFirst(Sampler):
 
 
 class ImprovementPotential(Sampler):
-    """Draws problems once each, from high to low p * (1 - p), the variance of the reward at the measured pass rate p (after
-    R1-Code-Interpreter, arXiv 2505.21668; the formula is ours)."""
+    """Draws problems once each, from high to low p * (1 - p) at the measured pass rate p (after arXiv 2505.21668; the formula is
+    ours)."""
 
     needs_difficulty: ClassVar[bool] = True
     type: Literal["improvement_potential"] = "improvement_potential"

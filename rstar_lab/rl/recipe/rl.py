@@ -32,15 +32,14 @@ class LimitedCorrection(Section):
     """An off-policy correction whose effect is limited."""
 
     max_share: float = Field(0.5, gt=0, le=1)
-    """Stop the run if the correction truncates or drops more than this share of the tokens in 5 consecutive updates."""
+    """Stop the run if the correction truncates or drops more than this share of the tokens in 5 updates in a row."""
 
 
 class RatioCorrection(LimitedCorrection):
     """By the ratio of trainer to engine probability. Requires `old_log_probs: trainer`."""
 
     type: Literal["tis", "seq_tis", "token_mask", "seq_mask", "geo_mask", "icepop"]
-    """`tis` and `seq_tis` truncate the ratio per token or sequence; `token_mask`, `seq_mask`, `geo_mask` and `icepop` leave
-    tokens or sequences out (formulas and sources in docs/algorithm.md)."""
+    """Formulas and sources: docs/algorithm.md."""
     bounds: tuple[float, float] | None = None
     """Lower and upper bound of the ratio. Default: those of the source."""
 

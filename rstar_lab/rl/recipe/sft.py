@@ -48,8 +48,7 @@ class SftConfig(Section):
     max_tokens: int = Field(8192, ge=2)
     """Maximum tokens of a conversation. Longer ones are left out and counted."""
     packing: bool = True
-    """Put several conversations into one sequence, without attention between them. `false`: batch conversations of similar length
-    with padding."""
+    """Put several conversations into one sequence, without attention between them."""
     micro_batch_tokens: int = Field(8192, ge=2)
     """Maximum tokens in one forward pass; on a CPU at most 2,048, and fewer for a large model. Changes memory and speed, not the
     result."""
