@@ -68,7 +68,7 @@ def type_text(annotation: Any) -> str:
         return " or ".join(type_text(argument) for argument in arguments if argument is not NoneType)
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return "section"
-    return {"int": "integer", "float": "number", "str": "text", "bool": "true or false", "Path": "path"}.get(
+    return {"int": "integer", "float": "number", "str": "text", "bool": "boolean", "Path": "path"}.get(
         getattr(annotation, "__name__", ""), "any value"
     )
 
