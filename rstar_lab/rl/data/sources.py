@@ -220,17 +220,21 @@ def read_source(
     row; None: the first invalid row raises ProblemError.
     """
     source = parsed.source
+    public = any(source.fields is known.fields for known in SOURCES.values())  # copies of these can lack the ids
     for number, row in _rows(parsed):
         where = f"{parsed.path or source.hub} row {number}"
         if source.keep and isinstance(row, Mapping) and not source.keep(row):
             continue
+        fields = {
+            ours: theirs
+            for ours, theirs in source.fields.items()
+            if ours != "problem_id" or not public or (isinstance(row, Mapping) and theirs.split(".")[0] in row)
+        }
         try:
             problem = read_problem(
                 _converted(source, row, where),
                 where=where,
-                fields={
-                    ours: theirs for ours, theirs in source.fields.items() if ours != "problem_id" or _has(row, theirs)
-                },
+                fields=fields,
                 default_id=f"{source.name}-{number}",
                 default_source=source.name,
                 answers=answers,
@@ -253,10 +257,6 @@ def _converted(source: Source, row: Any, where: str) -> Any:
     convert = source.convert or (None if source.fields else code_problems.converter_of(row))
     with reading(where, error=ProblemError):
         return convert(row) if convert else row
-
-
-def _has(row: Any, name: str) -> bool:
-    return isinstance(row, Mapping) and (name in row or name.split(".")[0] in row)
 
 
 def _rows(parsed: ParsedSource) -> Iterator[tuple[int, Any]]:
