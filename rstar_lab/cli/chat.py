@@ -25,9 +25,7 @@ def chat(
     prompt: Annotated[str | None, typer.Option(help="Ask one question, print the reply and exit.")] = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Maximum tokens of a reply, with tool results. Default: 30,000; 2,048 with transformers."
-        ),
+        typer.Option(min=1, help="Maximum tokens of a reply and tool results. Default: 30,000; transformers: 2,048."),
     ] = None,
     max_turns: Annotated[int, typer.Option(min=1, help="Maximum number of turns of a reply.")] = 30,
     temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature.")] = 0.6,

@@ -155,11 +155,19 @@ def _fail_usage(error: Any) -> NoReturn:
     message = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
     message = re.sub(r"(argument|for) '([a-z_]+)'", lambda found: f"{found[1]} '{found[2].upper()}'", message)
     hint = ""
+    command: Any = typer.main.get_command(app)
+    for word in sys.argv[1:]:
+        command = getattr(command, "commands", {}).get(word, command)
+    options = {name: option for option in command.params for name in option.opts if name.startswith("--")}
     if context is not None and "did you mean" not in message.lower():
         hint = f"; `{context.command_path} --help` lists what is possible"
         takes_keys = any("--set" in option.opts for option in context.command.params)
         if takes_keys and ("unexpected extra" in message or message.startswith("No such option")):
             hint += "; a recipe key is set with --set KEY=VALUE, as in --set rl.lr=1e-4"
+    if option := options.get(getattr(error, "option_name", "")):  # without its value
+        hint = f": {option.help}"
+    elif options and message.startswith("No such option") and "Possible options" not in message:
+        hint = f"; there are {', '.join(options)}{hint}"
     fail(f"{message[:1].lower()}{message[1:]}{hint}", error.exit_code)
 
 

@@ -1,5 +1,6 @@
 """`rstar-lab data`: generate problems, prepare problem sets, convert and check conversations."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -152,6 +153,8 @@ def lint(
     The exit code is 1 if there are faults.
     """
     from rstar_lab.rl.data.lint import lint as check
+    from rstar_lab.rl.data.lint import lint_problems
+    from rstar_lab.rl.data.sources import parse_fields
     from rstar_lab.rl.problems import read_rows
     from rstar_lab.rl.renderers.conversations import read_conversations
 
@@ -159,7 +162,13 @@ def lint(
     if first is None:
         raise UserError(f"{file}: no rows")
     if isinstance(first[1], dict) and "messages" not in first[1]:
-        raise typer.Exit(_lint_problems(file, fields, as_json))
+        rows = set()
+        for fault in lint_problems(file, parse_fields(fields)):
+            rows.add(fault.row)
+            print_result(as_json, asdict(fault), str(fault))
+        count = sum(1 for _ in read_rows(file))
+        print_result(as_json, {"problems": count, "faulty": len(rows)}, f"{len(rows):,} of {count:,} rows faulty")
+        raise typer.Exit(1 if rows else 0)
     count = faulty = 0
     for conversation in read_conversations(file):
         count += 1
@@ -170,19 +179,3 @@ def lint(
             print_result(as_json, {**line, "text": finding.text}, f"{conversation.conversation_id}: {finding}")
     print_result(as_json, {"conversations": count, "faulty": faulty}, f"{faulty:,} of {count:,} faulty")
     raise typer.Exit(1 if faulty else 0)
-
-
-def _lint_problems(file: Path, fields: str, as_json: bool) -> int:
-    from dataclasses import asdict
-
-    from rstar_lab.rl.data.lint import lint_problems
-    from rstar_lab.rl.data.sources import parse_fields
-    from rstar_lab.rl.problems import read_rows
-
-    rows = set()
-    for finding in lint_problems(file, parse_fields(fields)):
-        rows.add(finding.row)
-        print_result(as_json, asdict(finding), str(finding))
-    count = sum(1 for _ in read_rows(file))
-    print_result(as_json, {"problems": count, "faulty": len(rows)}, f"{len(rows):,} of {count:,} rows faulty")
-    return 1 if rows else 0

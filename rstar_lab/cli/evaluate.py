@@ -42,14 +42,11 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(help="Use only the first N problems.")] = None,
     name: Annotated[str | None, typer.Option(help="Prefix of the run id. Default: evaluate-SET.")] = None,
     tokenizer: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the servers' tokenizer, if the servers' model is not on this machine."),
+        Path | None, typer.Option(help="Folder of the servers' tokenizer, if their model is not on this machine.")
     ] = None,
     environment: Annotated[
         str,
-        typer.Option(
-            help="Environment of all problems: module:Class, or the name of an entry of rl.environments in the recipe."
-        ),
+        typer.Option(help="Environment of all problems: module:Class, or an entry of rl.environments in the recipe."),
     ] = "",
     runs_dir: RunsDir = None,
     overrides: Overrides = None,

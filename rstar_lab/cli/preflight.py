@@ -24,9 +24,7 @@ def preflight(
     trainer: Annotated[str | None, typer.Option(help="local or verl. Default: the profile's trainer.")] = None,
     dry_run: Annotated[
         bool,
-        typer.Option(
-            "--dry-run", help="Instead, run one update on fake tensors; print memory, kernels and times per GPU."
-        ),
+        typer.Option("--dry-run", help="Run one update on fake tensors instead; print memory, kernels, times per GPU."),
     ] = False,
     overrides: Overrides = None,
     as_json: AsJson = False,

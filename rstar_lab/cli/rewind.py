@@ -20,9 +20,7 @@ def rewind(
     overrides: Overrides = None,
     functions: Annotated[
         list[str] | None,
-        typer.Option(
-            "--functions", help="Function, command or address that the recipe of the run may name. Repeatable."
-        ),
+        typer.Option("--functions", help="Function, command or address that the recipe may name. Repeatable."),
     ] = None,
     runs_dir: RunsFolder = Path("runs"),
     as_json: AsJson = False,

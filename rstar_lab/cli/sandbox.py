@@ -152,9 +152,8 @@ def check(
     from rstar_lab.sandbox.check import check as find_layers
 
     layers = find_layers(isolation)
-    missing = {layer.name.replace(" ", "_") for layer in layers if layer.detail[:7] != "present"} | NOT_PROVIDED[
-        isolation
-    ]
+    absent = {layer.name.replace(" ", "_") for layer in layers if layer.detail[:7] != "present"}
+    missing = absent | NOT_PROVIDED[isolation]
     if guarantees:
         for name in GUARANTEES:
             kept = holds(name, missing)
