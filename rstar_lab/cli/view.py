@@ -19,9 +19,7 @@ def view(
         Path, typer.Argument(metavar="RUNS", help="A run, a folder of runs, or a log of verl, TRL and others.")
     ] = Path("runs"),
     port: Annotated[int, typer.Option(help="Port on this machine. Default: any free one.")] = 0,
-    browser: Annotated[
-        bool, typer.Option("--browser/--no-browser", help="Open the browser, or print the address only.")
-    ] = True,
+    browser: Annotated[bool, typer.Option(help="Open the browser, or print the address only.")] = True,
 ) -> None:
     """Open the rollouts, curves and diagnosis of runs in the browser, live while a run trains.
 

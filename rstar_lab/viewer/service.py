@@ -191,4 +191,5 @@ class _Guard:
 def serve(viewer: Viewer, listener: socket.socket) -> None:
     """Serve until the process is interrupted."""
     config = uvicorn.Config(viewer.application(), log_level="warning", timeout_graceful_shutdown=1)
-    uvicorn.Server(config).run(sockets=[listener])
+    with suppress(KeyboardInterrupt):  # raised after the end: there is nothing to continue
+        uvicorn.Server(config).run(sockets=[listener])
