@@ -22,13 +22,11 @@ app = typer.Typer()
 )
 def doctor(
     paths: Annotated[
-        list[Path],
-        typer.Argument(metavar="PATH...", help="A run, a folder of runs, or a log of verl, TRL and others."),
+        list[Path], typer.Argument(metavar="PATH...", help="A run, a folder of runs, or a log of verl, TRL and others.")
     ],
     rule: Annotated[list[str] | None, typer.Option(help="A rule of your own, module:NAME. Can be repeated.")] = None,
     profile: Annotated[
-        str | None,
-        typer.Option(help="Hardware profile of the runs: lost compute in GPU-hours and, with its price, in money."),
+        str | None, typer.Option(help="Hardware profile of the runs: lost compute in GPU-hours, and with its price.")
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Also write the diagnosis to this HTML file.")] = None,
     as_json: AsJson = False,

@@ -8,7 +8,7 @@ difference; docs/benchmarks.md has the measured coverage.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import atan, comb, cos, isfinite, isinf, nan, pi, sin, sqrt
+from math import atan, comb, cos, hypot, isfinite, isinf, nan, pi, sin, sqrt
 
 import numpy as np
 
@@ -144,6 +144,13 @@ def paired_difference(a: Side, b: Side, n: int, *, level: float = LEVEL) -> Esti
     if half < 1e-12:
         return Estimate(value, np.nan, np.nan, n, clusters)
     return Estimate(value, value - half, value + half, n, clusters)
+
+
+def rate_difference(a: Estimate, b: Estimate) -> Estimate:
+    """Return the rate b minus the rate a, of independent rollouts, with the interval that follows from theirs (Newcombe 1998)."""
+    value = b.value - a.value
+    below, above = hypot(b.value - b.low, a.high - a.value), hypot(b.high - b.value, a.value - a.low)
+    return Estimate(value, value - below, value + above, a.n + b.n, min(a.clusters, b.clusters))
 
 
 def two_sided_p(t: float, degrees: int) -> float:

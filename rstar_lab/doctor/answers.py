@@ -62,9 +62,7 @@ def with_texts(rollouts: pd.DataFrame, runs: Runs) -> tuple[pd.DataFrame, list[s
     counts = found.notna().sum()
     chosen = found.iloc[:, next(i for i, count in enumerate(counts) if 2 * count >= counts.max())]
     if left := chosen.isna().sum():
-        notes.append(
-            f"no answer was found in the texts of {left:,} of {len(chosen):,} rollouts; a column `pred` with them is read"
-        )
+        notes.append(f"no answer was found in {left:,} of {len(chosen):,} rollouts; a column `pred` with them is read")
     return rollouts.assign(answer=chosen), notes
 
 

@@ -104,8 +104,7 @@ class Diagnosis:
         runs = next(log.runs for log in self.logs if log.name == finding.run)
         if runs is None:
             raise UserError(f"{finding.run} has metrics only, no rollouts to open")
-        named = list(finding.evidence.trajectories)
-        steps = list(finding.evidence.steps)
+        named, steps = list(finding.evidence.trajectories), list(finding.evidence.steps)
         return inspect(runs, where={"traj_id": named} if named else {"step": steps} if steps else None)
 
     @property
@@ -118,8 +117,7 @@ class Diagnosis:
         rules = len(self.silent) + len(self.unchecked) + len(self.too_few)
         found = f"No fault was found by {len(self.silent)} of {rules} rules; the others lack columns ({len(self.unchecked)}) or data"
         found += f" ({len(self.too_few)})."
-        short = [log.name for log in self.logs if log.training and len(log.steps) < WINDOW]
-        if short:
+        if short := [log.name for log in self.logs if log.training and len(log.steps) < WINDOW]:
             found += f" Too short for a verdict: {', '.join(short)} has fewer than {WINDOW} steps."
         parts = [text for run, shares in self.judged.items() if (text := _judged(shares))]
         return f"{found} Judged: {'; '.join(parts)}." if parts else f"{found} No rollouts were judged."
@@ -156,10 +154,8 @@ class Diagnosis:
             lines.append(f"Did not fire: {', '.join(self.silent)}")
         lines += [f"Note on {log.name}: {note}" for log in self.logs for note in log.notes]
         columns = {name: ", ".join(lacking) for name, lacking in self.unchecked.items()}
-        for title, reasons in (
-            ("Not checked, because the log does not have these columns", columns),
-            ("Not enough data", self.too_few),
-        ):
+        left = {"Not checked, because the log does not have these columns": columns, "Not enough data": self.too_few}
+        for title, reasons in left.items():
             by_reason: dict[str, list[str]] = {}
             for name, reason in reasons.items():
                 by_reason.setdefault(reason, []).append(name)

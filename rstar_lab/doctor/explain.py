@@ -107,9 +107,8 @@ def explain(run_a: str | Path, run_b: str | Path) -> Explanation:
     parts = [
         _problems(a, b, len(of_a ^ of_b)), model, _prompt(a, b), _settings(a, b), *_graders(a, b, total), _numerics(a, b, model),
     ]  # fmt: skip
-    return Explanation(
-        a.name, b.name, (float(right[0].mean()), float(right[1].mean())), total, [*parts, _rest(total, parts)]
-    )
+    pass1 = float(right[0].mean()), float(right[1].mean())
+    return Explanation(a.name, b.name, pass1, total, [*parts, _rest(total, parts)])
 
 
 @dataclass(frozen=True)
@@ -272,7 +271,7 @@ def _numerics(a: _Evaluation, b: _Evaluation, model: Part) -> Part:
         side.runs.arrow(query).to_pandas().merge(side.rows[["traj_id", "problem_id", "sample"]], on="traj_id") for side in (a, b)
     ]  # fmt: skip
     pairs = sides[0].merge(sides[1], on=["problem_id", "sample"], suffixes=("_a", "_b"))
-    gaps, firsts, equal = [], [], 0
+    gaps, firsts = [], []
     for row in pairs.itertuples():
         if list(row.prompt_ids_a) != list(row.prompt_ids_b):
             continue
@@ -284,8 +283,6 @@ def _numerics(a: _Evaluation, b: _Evaluation, model: Part) -> Part:
         gaps.append(np.abs(log_probs[0] - log_probs[1])[np.asarray(row.loss_mask_a, bool)[:shared]])
         if len(other) or len(ids[0]) != len(ids[1]):
             firsts.append((shared, row.traj_id_a))
-        else:
-            equal += 1
     values = np.concatenate(gaps) if gaps else np.empty(0)
     values = values[np.isfinite(values)]
     if not len(values):
@@ -293,7 +290,7 @@ def _numerics(a: _Evaluation, b: _Evaluation, model: Part) -> Part:
     seeds = a.info.get("seed") == b.info.get("seed")
     text = (
         f"{len(values):,} tokens after the same tokens: log-probs differ by {values.mean():.2g} on average, {values.max():.2g} at most; "
-        f"{equal} of {equal + len(firsts)} pairs of rollouts are equal"
+        f"{len(gaps) - len(firsts)} of {len(gaps)} pairs of rollouts are equal"
     )
     if firsts:
         text += f", the others part at token {int(np.median([first for first, _ in firsts]))} (median)"
@@ -309,8 +306,7 @@ def _difference(rows_a: pd.DataFrame, right_a: np.ndarray, rows_b: pd.DataFrame,
         for rows, right in ((rows_a, right_a), (rows_b, right_b))
     ]
     index = sums[0].index.union(sums[1].index)
-    matrices = [side.reindex(index).to_numpy(float).T for side in sums]
-    sides = [Side(correct[None], rollouts[None]) for correct, rollouts in matrices]
+    sides = [Side(*side.reindex(index).to_numpy(float).T[:, None]) for side in sums]
     return paired_difference(sides[0], sides[1], len(rows_a) + len(rows_b))
 
 

@@ -213,9 +213,8 @@ def _with_known_reward(table: pd.DataFrame, runs: Runs) -> tuple[pd.DataFrame, l
         return table, [*notes, f"the reward is the sum of {listed}"]
     groups = table.group_id[known]
     advantage = table.advantage[known] - table.advantage[known].groupby(groups).transform("mean")
-    weights, explained = _weights(
-        centred.loc[known, names].to_numpy(float), advantage.to_numpy(float), groups.to_numpy()
-    )
+    values = centred.loc[known, names].to_numpy(float)
+    weights, explained = _weights(values, advantage.to_numpy(float), groups.to_numpy())
     if explained < 0.5:
         return table, [*notes, f"the advantages follow no weighted sum of {listed}"]
     if explained < 0.999:

@@ -75,19 +75,15 @@ class Log:
 
     def has(self, column: str) -> bool:
         """Return whether the log has a column, see `missing`."""
-        if column == "texts":
-            return self.runs is not None and not self.rollouts.empty
-        if column == "tokens":
-            return self.has("texts") and not self.tokens(1).empty
-        if column == "reward_parts":
-            return len(self.reward_parts().columns) > 3
-        if column == "mini_batches":
-            return (self.mini_batches or 1) > 1
-        if column == "evaluations":
-            return self.evaluations is not None
-        if column == "metrics":
-            return len(self.steps.columns) > 1
-        return self.count(column) > 0
+        parts: dict[str, Callable[[], bool]] = {
+            "texts": lambda: self.runs is not None and not self.rollouts.empty,
+            "tokens": lambda: self.has("texts") and not self.tokens(1).empty,
+            "reward_parts": lambda: len(self.reward_parts().columns) > 3,
+            "mini_batches": lambda: (self.mini_batches or 1) > 1,
+            "evaluations": lambda: self.evaluations is not None,
+            "metrics": lambda: len(self.steps.columns) > 1,
+        }
+        return parts[column]() if column in parts else self.count(column) > 0
 
     def count(self, column: str) -> int:
         """Return how many values a column has: `steps.NAME` or `rollouts.NAME`; 0 if the log does not have it."""
@@ -97,14 +93,13 @@ class Log:
 
     def lacks(self, rule: "Rule") -> str:
         """Return what the log has less of than a rule needs, such as "2 of 9 steps"; "" if it has enough."""
-        tables = ("steps", "rollouts")
-        counts = {table: [self.count(name) for name in rule.reads if name.startswith(table)] for table in tables}
+        least = {"steps": rule.steps, "rollouts": rule.rollouts}
+        counts = {table: [self.count(name) for name in rule.reads if name.startswith(table)] for table in least}
         if "texts" in rule.reads:
             counts["rollouts"].append(len(self.rollouts))
         if not counts["steps"] and len(self.rollouts):
             counts["steps"].append(self.rollouts.step.nunique())
         known = {table: min(own) for table, own in counts.items() if own}
-        least = {"steps": rule.steps, "rollouts": rule.rollouts}
         return ", ".join(f"{n} of {least[table]} {table}" for table, n in known.items() if n < least[table])
 
     @property

@@ -30,8 +30,7 @@ STEPS, PROBLEMS, GROUP = 12, 8, 8
 
 def honest(seed: int = 0) -> Log:
     """Return the log of a run that learns."""
-    rng = np.random.default_rng(seed)
-    rows = []
+    rng, rows = np.random.default_rng(seed), []
     for step in range(1, STEPS + 1):
         for problem in range(PROBLEMS):
             rate = np.clip(rng.beta(2, 2) + 0.02 * step, 0.05, 0.95)
@@ -129,6 +128,7 @@ PLANTED = {
     "no gradient": set_steps(grad_norm=0.0),
     "learning rate too small": set_steps(lr=1e-10),
     "truncation": column("truncated", True, LATE),
+    "truncation jumps after an update": column("truncated", True, LATE),
     "truncated rollouts are rewarded": column(
         "truncated", True, lambda frame: (frame.reward > 0) & (frame["sample"] < 4)
     ),

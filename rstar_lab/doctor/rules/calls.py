@@ -19,8 +19,7 @@ _ERROR = re.compile(
 
 
 def no_tool_calls(log: Log) -> Evidence | None:
-    late = log.last()
-    late = late[late.calls.notna()]
+    late = log.last().dropna(subset=["calls"])
     if len(late) < 20 or (log.rollouts.calls.fillna(0).sum() == 0 and log.source != "rstar_lab"):
         return None
     value = share(late.calls > 0, late)

@@ -101,9 +101,7 @@ def grader_fails_at_steps(log: Log) -> Evidence | None:
         # The share of groups before and after with this reward only, plus a half: that all groups have it is no chance.
         equal = max(((side["min"] == reward) & (side["max"] == reward)).sum() for side in near)
         if ((equal + 0.5) / (min(map(len, near)) + 1)) ** count < 1e-4:
-            text = (
-                f"all {count} groups of {len(run)} steps have the reward {reward:g}, and those before and after do not"
-            )
+            text = f"all {count} groups of {len(run)} steps have the reward {reward:g}; those before and after do not"
             chosen, at = log.rollouts[log.rollouts.step.isin(run.index)], run.index.astype(int).tolist()
             return Evidence(text, {"reward": reward}, at, examples(chosen), len(run) / len(steps))
     return None

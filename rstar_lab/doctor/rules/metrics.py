@@ -122,8 +122,7 @@ def progress_is_noise(log: Log) -> Evidence | None:
     best = float(held_out.max() - held_out.iloc[0])
     if not (best > 0.02 and low <= 0 and difference < 0.5 * best):
         return None
-    text = f"best held-out minus first: {best:+.3f}; "
-    text += thirds("last third minus first third:", (difference, low, high))
+    text = f"best held-out minus first: {best:+.3f}; {thirds('last third minus first third:', (difference, low, high))}"
     return Evidence(text, {"best": best, "difference": difference, "low": low, "high": high}, (), (), 0.3)
 
 
@@ -232,8 +231,7 @@ def learning_rate(log: Log) -> Evidence | None:
 
 
 def nothing_changes(log: Log) -> Evidence | None:
-    rows = log.steps.dropna(subset=["grad_norm", "kl_k3"])
-    rows = rows[rows.grad_norm > 0]
+    rows = log.steps.dropna(subset=["grad_norm", "kl_k3"]).query("grad_norm > 0")
     still = (rows.kl_k3.abs() < 1e-6) & (rows.ratio_max.sub(1).abs() < 1e-2)
     if len(rows) < 4 or still.sum() < max(4, 0.8 * len(rows)):  # the first update can round the weights once
         return None
@@ -302,9 +300,7 @@ def sft_loss_rises(log: Log) -> Evidence | None:
 entropy_collapse = at("entropy", lambda v: (v < 0.15 * first(v)) & (v < 0.1), ENTROPY, cost=0.6)
 entropy_explosion = at("entropy", lambda v: (v > 4 * first(v)) & (v > 0.5), ENTROPY, cost=0.6)
 length_collapse = at("response_tokens", lambda v: v < 0.4 * first(v), LENGTH, cost=0.5)
-large_updates = at(
-    "kl_k3", lambda v: v > 0.3, "the policy moves by {last:.2g} nats per token within one step", cost=0.8
-)
+large_updates = at("kl_k3", lambda v: v > 0.3, "the policy moves by {last:.2g} nats per token in one step", cost=0.8)
 far_updates = at("update_kl", lambda v: v.abs() > 0.5, "the mean log-ratio within a step is {last:.2g}", cost=0.8)
 clipping = at("clip_share", lambda v: v > 0.3, "{last:.0%} of the tokens are clipped", cost=0.4)
 old_rollouts = at("staleness", lambda v: v > 4, "the rollouts are {last:.1f} updates old on average", cost=0.3)

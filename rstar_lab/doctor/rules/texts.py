@@ -3,6 +3,7 @@
 import re
 import zlib
 from collections import Counter, defaultdict
+from itertools import takewhile
 
 import numpy as np
 import pandas as pd
@@ -21,8 +22,7 @@ LEAST_PROMPTS = 8  # different prompts from which the shared beginning is taken
 
 def control_tokens(log: Log) -> Evidence | None:
     texts = log.texts()
-    marked = texts.own.str.contains(_ROLE, regex=True)
-    return among(texts, marked, "rollouts contain a role marker written by the model", above=0.02)
+    return among(texts, texts.own.str.contains(_ROLE), "rollouts contain a role marker of the model", above=0.02)
 
 
 def copies(log: Log) -> Evidence | None:
@@ -38,11 +38,11 @@ def _copies(texts: pd.DataFrame) -> Evidence | None:
     copied = texts.duplicated(["group_id", "own"], keep=False)
     # A policy with little entropy repeats itself. Its log-probs say how often: compare with rollouts that are drawn independently.
     same = (texts.engine_log_prob * texts.model_tokens).astype(float).map(np.exp)
+    what = "rollouts have the same text as another one of their group"
     if texts.empty or same.isna().any():
         above = 0.3 if len(texts) and texts.own.str.len().median() > 200 else 0.6
-        return among(texts, copied, "rollouts have the same text as another one of their group", above=above, least=40)
+        return among(texts, copied, what, above=above, least=40)
     expected = float((1 - (1 - same) ** (size - 1)).mean())
-    what = "rollouts have the same text as another one of their group"
     what += f"; {expected:.0%} are expected from their log-probs"
     found = among(texts, copied, what, above=max(0.3, 2 * expected), least=40)
     if found:
@@ -55,8 +55,7 @@ def _copies(texts: pd.DataFrame) -> Evidence | None:
 
 def empty_rollouts(log: Log) -> Evidence | None:
     texts = log.texts()
-    known_failures = texts.stop_reason.isin(UNUSABLE)  # left out of the loss
-    empty = (texts.own.str.strip() == "") & (texts.reward <= 0) & ~known_failures
+    empty = (texts.own.str.strip() == "") & (texts.reward <= 0) & ~texts.stop_reason.isin(UNUSABLE)
     return among(texts, empty, "rollouts contain no text of the model and have no reward", above=0.005)
 
 
@@ -250,28 +249,22 @@ def _changed_tokens(log: Log) -> Evidence | None:
     """Compare the beginning of the prompts with what the prompts of the first steps share."""
     rows = log.tokens()
     rows = rows[rows.prompt_ids.map(lambda ids: ids is not None and len(ids) > 0)]
-    shared: tuple[int, ...] = ()
+    shared: list[int] = []
     early: set[tuple[int, ...]] = set()
     for _, own in rows.groupby("step"):  # the few problems of one step can begin with the same words by chance
         early |= {tuple(ids) for ids in own.prompt_ids}
         if len(early) >= LEAST_PROMPTS:
-            shared = _shared_beginning(early)
+            shared = [own[0] for own in takewhile(lambda own: len(set(own)) == 1, zip(*early, strict=False))]
             break
     if len(shared) < 2 or rows.step.nunique() < 3:
         return None
-    other = rows.prompt_ids.map(lambda ids: tuple(ids[: len(shared)]) != shared)
+    other = rows.prompt_ids.map(lambda ids: list(ids[: len(shared)]) != shared)
     shares = other.groupby(rows.step).mean()
     steps = shares.index[shares > 0.9].astype(int).tolist()
     if not steps:
         return None
     text = f"the prompts of step {steps[0]} lack the first {len(shared)} tokens, which all earlier prompts share"
     return Evidence(text, {}, steps, rows.traj_id[other & rows.step.isin(steps)].head(SHOWN).tolist(), 0.5)
-
-
-def _shared_beginning(prompts: set[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the tokens with which all prompts begin; none if there is only one prompt."""
-    first, last = min(prompts), max(prompts)
-    return first[: next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)]
 
 
 def loss_mask(log: Log) -> Evidence | None:

@@ -61,8 +61,7 @@ def get_model(model: str, *, weights: bool = True) -> Path:
         return _get_named(model, weights)
     raise ModelError(
         f"model folder {model} {'is a file' if path.exists() else 'does not exist'}: give a folder in Hugging Face "
-        "format, ORG/NAME on the Hugging Face Hub, "
-        f"{SMOLLM2}, or `tiny` in a recipe"
+        f"format, ORG/NAME on the Hugging Face Hub, {SMOLLM2}, or `tiny` in a recipe"
     )
 
 

@@ -104,11 +104,9 @@ class Trainer:
         environments: Mapping[str, RunEnvironment] | None = None,
         servers: Mapping[str, Engine] | None = None,
     ):
-        """model: the model with which the first stage starts, on its device. problems: problems of each stage, by its
-        name.
-        helpers: processes that share the updates. evaluate: called every `evaluate.during.every` steps.
-        environments: entries of `rl.environments`, by name. servers: engines
-        of the servers that the methods need, by name."""
+        """model: the model with which the first stage starts, on its device. problems: problems of each stage, by its name.
+        helpers: processes that share the updates. evaluate: called every `evaluate.during.every` steps. environments: entries
+        of `rl.environments`, by name. servers: engines of the servers that the methods need, by name."""
         self.recipe, self.tokenizer, self.engines = recipe, tokenizer, engines
         self.tools, self.reward, self.writer, self.problems, self.on_step = tools, reward, writer, problems, on_step
         self.codec = Codec(tokenizer, tools, recipe.rl.prompt_style)
