@@ -20,6 +20,8 @@ FIND_LINKS := $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.
 TORCH = $(if $(wildcard $(FIND_LINKS)/torch-*),--find-links $(FIND_LINKS),--torch-backend $(TORCH_BACKEND))
 # pyproject.toml's overrides are for the CPU build. The CUDA build of torch is the one on PyPI.
 RESOLVE = $(if $(filter cpu,$(BACKEND)),$(TORCH),--no-config) --constraint constraints/$(BACKEND).txt --constraint constraints/$(BACKEND).lock --build-constraint constraints/build.lock
+# Tests start many processes, which need bytecode.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test test-fast test-doctor test-exchange test-dry-run test-all test-cuda-set lab bench docs docs-keys screenshots services images soak-faults check-gpu resolve constraints sbom clean
 .DEFAULT_GOAL := help
