@@ -150,8 +150,6 @@ def resample(
         keep_positive = max(least_positive, min(keep_positive, keep - least_negative))
     else:
         keep_positive = _released_share(len(positives), len(negatives), keep, min_positive, min_negative)
-    # If one side has too few rollouts, the other fills up.
-    keep_positive = min(max(keep_positive, keep - len(negatives)), len(positives))
     keep_negative = keep - keep_positive
 
     if rule == "paper":
