@@ -39,12 +39,15 @@ export class Views {
     return this.run("save_view", { name: this.name.value });
   }
 
-  /** Send a request whose result is the stored views, and list them. */
+  /** Send a request whose result is the stored views, and list them. A list that stays the same keeps its focus. */
   async run(op, values) {
     try {
       const [views] = await this.ask(op, values);
       this.error.textContent = "";
       if (op === "save_view") this.name.value = "";
+      const stored = JSON.stringify(views);
+      if (stored === this.stored) return;
+      this.stored = stored;
       fill(this.list, Object.entries(views).map(([name, view]) => h("li", {},
         h("button", { type: "button", class: "rl-quiet", onclick: () => { this.element.close(); this.open(view); this.say(`View ${name}.`); } }, name),
         h("button", { type: "button", class: "rl-quiet", "aria-label": `Delete view ${name}`, onclick: () => this.run("delete_view", { name }) }, "delete"))));
