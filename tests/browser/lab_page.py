@@ -15,6 +15,7 @@ from browser.widget_page import clipped_controls
 
 ROOT = Path(__file__).parents[2]
 SHOTS = ROOT / "out" / "screenshots"
+FAULTS = (Path(__file__).parent / "text_faults.js").read_text()  # returns the faults in the texts of a page
 TOKEN = "rstar-lab-test"
 START_S, CELL_S = 240, 240  # upper bounds for a busy machine
 

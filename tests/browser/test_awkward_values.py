@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from helpers.awkward_runs import LONG_QUESTION, make_awkward_runs
 
-from browser.lab_page import SHOTS
+from browser.lab_page import FAULTS, SHOTS
 from browser.test_random_actions import SIZES, User
-from browser.text_faults import FAULTS
 from browser.widget_page import WidgetPage
 from rstar_lab.analysis import (
     explore,

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from helpers.notebooks import NOTEBOOKS, SMALL, SMALL_OWN_MODEL
 
-from browser.lab_page import Lab, LabPage
-from browser.text_faults import FAULTS
+from browser.lab_page import FAULTS, Lab, LabPage
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 WIDTHS = (1920, 1400, 900)

@@ -1,7 +1,6 @@
-"""JavaScript that returns a line for each fault in the texts of the open notebook, or of a page with a widget: text that is cut off
-where nobody can scroll, text that covers another one, an output that is wider than its cell, and messages on standard error."""
-
-FAULTS = """() => {
+() => {
+  // A line for each fault in the texts of the open notebook, or of a page with a widget: text that is cut off where nobody
+  // can scroll, text that covers another one, an output that is wider than its cell, and messages on standard error.
   const notebook = [...document.querySelectorAll('.jp-NotebookPanel')].find(panel => panel.getClientRects().length);
   const outputs = notebook ? notebook.querySelectorAll('.jp-OutputArea-output, .jp-MarkdownOutput') : [document.body];
   const faults = [];
@@ -31,7 +30,7 @@ FAULTS = """() => {
     }
     return null;
   };
-  const slanted = element => /rotate\\((?!0|-?90)/.test(element.closest('text')?.getAttribute('transform') || '');
+  const slanted = element => /rotate\((?!0|-?90)/.test(element.closest('text')?.getAttribute('transform') || '');
   const nameOf = element => element.className.baseVal ?? element.className;
   outputs.forEach((output, number) => {
     const where = `output ${number}`;
@@ -64,4 +63,4 @@ FAULTS = """() => {
     });
   });
   return [...new Set(faults)];
-}"""
+}
