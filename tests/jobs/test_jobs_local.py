@@ -18,7 +18,7 @@ from rstar_lab.jobs import JobStatus, attach, list_jobs, submit
 from rstar_lab.jobs.job import Job
 from rstar_lab.jobs.local import Local
 from rstar_lab.jobs.secrets import redact, secret_values
-from rstar_lab.jobs.store import JobFolder
+from rstar_lab.jobs.store import REQUEUE_FILE, JobFolder
 
 
 def start_job(tmp_path: Path, code: str, *, job_id: str = "toy-1", environment: dict[str, str] | None = None) -> Job:
@@ -119,6 +119,21 @@ def test_stop_ends_the_processes_of_a_killed_supervisor(tmp_path):
     assert processes_of(job.id)
     job.stop()
     assert processes_of(job.id) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runs_again", [False, True])
+def test_a_terminated_supervisor_records_the_end_unless_the_job_runs_again(tmp_path, runs_again):
+    """Slurm and Ray terminate the supervisor themselves."""
+    job = start_job(tmp_path, "import time; print('ready', flush=True); time.sleep(600)")
+    until(lambda: "ready" in job.logs())
+    if runs_again:
+        (job.folder.path / REQUEUE_FILE).touch()
+    supervisor = psutil.Process(job.folder.spec().handle["pid"])
+    supervisor.terminate()
+    until(lambda: not supervisor.is_running() or supervisor.status() == psutil.STATUS_ZOMBIE)
+    ended = job.folder.exit()
+    assert ended is None if runs_again else (ended.code, ended.stopped) == (-signal.SIGTERM, True)
 
 
 def test_each_line_of_a_secret_of_six_characters_or_more_is_hidden():

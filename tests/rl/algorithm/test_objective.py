@@ -63,20 +63,21 @@ def verl_config(clip_low, clip_high, cov_share=0.2, cov_bounds=(0.05, 1.0), cov_
     spread=st.sampled_from([0.0, 0.1, 0.5, 3.0]),
     clips=st.sampled_from([(0.2, 0.28), (0.1, 0.1), (0.0, 1.0)]),
     weighted=st.booleans(),
+    share=st.sampled_from([0.2, 0.01]),  # 0.01 of all tokens is less than one token
 )
 @pytest.mark.parametrize("aggregation", VERL_AGGREGATIONS)
 @pytest.mark.parametrize("variant", VERL_VARIANTS)
-def test_policy_loss_equals_verl(variant, aggregation, seed, spread, clips, weighted):
+def test_policy_loss_equals_verl(variant, aggregation, seed, spread, clips, weighted, share):
     new, old, advantages, mask, weights = batch(seed, spread=spread)
     theirs = new.detach().clone().requires_grad_()
     torch.manual_seed(seed)
     loss, stats = policy_loss(
         new, old, advantages, mask, clip_low=clips[0], clip_high=clips[1], aggregation=aggregation, variant=variant,
-        rollout_weights=weights if weighted else None, cov_share=0.2, cov_bounds=(0.05, 1.0), cov_kl=0.7,
+        rollout_weights=weights if weighted else None, cov_share=share, cov_bounds=(0.05, 1.0), cov_kl=0.7,
     )  # fmt: skip
     torch.manual_seed(seed)
     expected, metrics = algos.get_policy_loss_fn(VERL_VARIANTS[variant])(
-        old, theirs, advantages, mask.float(), aggregation, verl_config(*clips), weights if weighted else None
+        old, theirs, advantages, mask.float(), aggregation, verl_config(*clips, share), weights if weighted else None
     )
     loss.backward()
     expected.backward()
