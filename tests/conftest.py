@@ -102,13 +102,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give each process whole files, and all browser tests to one process, which starts JupyterLab and Chromium once."""
+    """Give each process whole files. All tests of a browser go to one process, which starts JupyterLab and Chromium once, and all
+    tests of verl to another, which imports verl once."""
     from xdist.scheduler import LoadScopeScheduling
 
     class LoadFiles(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return "browser" if "/browser/" in file else file
+            return next((folder for folder in ("/browser/", "/verl/") if folder in file), file)
 
     return LoadFiles(config, log)
 

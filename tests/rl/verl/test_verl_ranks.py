@@ -12,7 +12,7 @@ from rstar_lab.hardware.local_ray import LocalRay
 from rstar_lab.hardware.profiles import FOLDER
 from rstar_lab.runs.reader import RunReader
 
-# test_verl_trainer.py runs two ranks in `make test`.
+# test_verl_trainer.py runs two ranks in `make test-rest`.
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
 

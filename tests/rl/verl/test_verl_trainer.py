@@ -1,7 +1,7 @@
 """Tests that two GRPO-RoC steps with verl's real trainer on a CPU equal the local trainer's.
 
-verl has two ranks; `make test-all` also kills it after the first checkpoint and starts it again, with one rank. Both sides have
-the same problems, model, seeds, scripted engine and real sandbox. All tests here use the same pair of runs.
+verl has one rank, in `make test-rest` two; `make test-all` also kills it after the first checkpoint and starts it again. Both sides
+have the same problems, model, seeds, scripted engine and real sandbox. All tests here use the same pair of runs.
 """
 
 import asyncio
@@ -50,19 +50,31 @@ EVALUATE = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["two ranks", pytest.param("killed", marks=pytest.mark.soak)])
-def attempts(request):
-    """Number of starts of verl. With 2, it is killed after its first checkpoint and started again."""
-    return {"two ranks": 1, "killed": 2}[request.param]
+@pytest.fixture(
+    scope="module",
+    params=[
+        "one rank",
+        pytest.param("two ranks", marks=pytest.mark.rest),
+        pytest.param("killed", marks=pytest.mark.soak),
+    ],
+)
+def kind(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, attempts):
+def attempts(kind):
+    """Number of starts of verl. With 2, it is killed after its first checkpoint and started again."""
+    return 2 if kind == "killed" else 1
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, kind, attempts):
     """Return the run folders (local trainer, verl)."""
     folder = tmp_path_factory.mktemp("verl")
     recipe = prepare(folder, evaluate=EVALUATE, stage={"filter": {"samples": 3}}, **OPTIONS)
     log, newest = folder / "verl" / "verl.log", folder / "verl" / RUN / "verl" / "latest_checkpointed_iteration.txt"
-    ranks = 2 if attempts == 1 else 1
+    ranks = 2 if kind == "two ranks" else 1
 
     def start():
         settings = ("verl.trainer.logger=[tensorboard, wandb]", f"verl.trainer.n_gpus_per_node={ranks}")
