@@ -1,5 +1,6 @@
 """Tests of the intervals that evaluations and analysis share."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from helpers.analysis_runs import make_run
 from benchmarks.intervals import coverage, size_of_comparison
 from rstar_lab.analysis.metrics import measure, pass_at_k
 from rstar_lab.analysis.runs import open_runs
+from rstar_lab.common import estimates
 from rstar_lab.common.estimates import Side, format_interval, mean_interval, paired_difference, ratio
 from rstar_lab.rl import evaluation
 from rstar_lab.rl.evaluation import summarise
@@ -29,6 +31,13 @@ def test_evaluation_and_analysis_give_the_same_intervals(tmp_path: Path):
         row = pass_at_k(runs, [k]).iloc[0]
         assert row.low < row.value < row.high or row.value in (0, 1)
         assert result[name] == pytest.approx([row.value, row.low, row.high]), name
+
+
+@pytest.mark.parametrize("samples", range(1, 7))
+def test_pass_at_k_is_the_mean_over_all_draws(samples):
+    for k, correct in itertools.product(range(1, samples + 1), range(samples + 1)):
+        draws = list(itertools.combinations(range(samples), k))
+        assert estimates.pass_at_k(k, samples, correct) == pytest.approx(np.mean([min(d) < correct for d in draws]))
 
 
 def test_the_cache_of_answer_comparisons_is_bounded():

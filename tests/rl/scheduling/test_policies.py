@@ -153,6 +153,17 @@ def test_adaptive_admits_by_expected_length():
     assert len(submit(adaptive(), first_turns(200), engines(1, 24_000))) > 1.5 * len(sent)
 
 
+@pytest.mark.parametrize("limit", [1, 2, 7])
+def test_adaptive_runs_as_many_rollouts_as_an_engine_may(limit):
+    policy, requests = adaptive(), first_turns(40)
+    states = [EngineState(f"e{i}", 10**9, max_running=limit) for i in range(2)]
+    running = submit(policy, requests, states)
+    assert Counter(running.values()) == {0: limit, 1: limit}
+    for rollout in running:
+        policy.finished(requests[rollout], 100, done=True)
+        assert [engine for _, engine in policy.dispatch(states)] == [running[rollout]]
+
+
 def test_adaptive_sends_the_longest_first_after_the_probes():
     history = {f"p{i}": [200.0 * (i + 1)] * 30 for i in range(10)}
     policy = adaptive(history=history, probes=0)
