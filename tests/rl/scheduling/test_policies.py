@@ -270,6 +270,20 @@ def test_remaining_tokens_agree_with_sampling():
     assert math.isfinite(predictor.remaining("p", 12_000))
 
 
+def test_predictor_forgets_the_progress_of_ended_rollouts():
+    rng, watched, told = random.Random(0), LengthPredictor(4000), LengthPredictor(4000)
+    for rollout in range(30):
+        problem, length = f"p{rng.randrange(4)}", rng.randint(1, 4000)
+        for tokens in range(100, length, 700):
+            watched.progress(problem, tokens, rollout)
+            watched.remaining(problem, tokens)
+        watched.observe(problem, length, rollout)
+        told.observe(problem, length)
+        for predictor in (watched, told):
+            predictor.remaining(problem)  # the mean of all problems follows with the next prediction
+        assert watched.remaining(problem) == pytest.approx(told.remaining(problem))
+
+
 def test_predictor_moves_from_the_common_mean_to_the_problems_mean():
     predictor = LengthPredictor(12_288, mean_tokens=1000)
     for _ in range(3):
