@@ -103,13 +103,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give each process whole files. All tests of a browser go to one process, which starts JupyterLab and Chromium once, and all
-    tests of verl to another, which imports verl once."""
+    that use verl to another, which imports it once."""
     from xdist.scheduler import LoadScopeScheduling
+
+    groups = {"/browser/": "browser", "/rl/verl/": "verl", "/rl/algorithm/": "verl"}
 
     class LoadFiles(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return next((folder for folder in ("/browser/", "/verl/") if folder in file), file)
+            return next((group for folder, group in groups.items() if folder in file), file)
 
     return LoadFiles(config, log)
 
