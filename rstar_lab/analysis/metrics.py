@@ -85,11 +85,11 @@ _DUPLICATES = Metric(
 )  # fmt: skip
 _ALL = (
     Metric(
-        "pass1", "pass@1", "trajectories with a correct answer / trajectories (all rollouts, before resampling)",
+        "pass1", "pass@1", "trajectories with a correct answer / trajectories",
         "correct::INT", "(correct IS NOT NULL)::INT", (_sum("correct"), "CASE WHEN NOT own_reward THEN correct_n END"), 1, True,
     ),
     Metric(
-        "rewarded", "rewarded", "trajectories with reward > 0 / trajectories (all rollouts, before resampling)",
+        "rewarded", "rewarded", "trajectories with reward > 0 / trajectories",
         "rewarded::INT", "(reward IS NOT NULL)::INT", (_sum("correct"), "correct_n"), 1, True,
     ),
     _mean("reward", "reward", "mean reward", better=1),
