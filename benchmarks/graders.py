@@ -20,9 +20,8 @@ import typer
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.resources import benchmark_file
 from rstar_lab.rl.data.sources import load_problems, parse_fields
-from rstar_lab.rl.reward.boxed import RELEASED, released_grade
-from rstar_lab.verify import AnswerFormat, verify, warm_up
-from rstar_lab.verify.pool import WORKERS
+from rstar_lab.rl.reward.boxed import RELEASED, WORKERS, released_grade
+from rstar_lab.verify import AnswerFormat, verify
 
 OTHERS = ("released", "prime_math", "math_verify_response")
 # name -> (`fields` of `load_problems`, field of the reference solution, format of the answer in the solution)
@@ -112,7 +111,6 @@ def main(
     paths = [folder / f"{name}.jsonl" for name in SETS if (folder / f"{name}.jsonl").is_file()]
     if not paths:
         raise UserError(f"{folder} has none of the files {', '.join(f'{name}.jsonl' for name in SETS)}")
-    warm_up()
     graded: list[Graded] = []
     for path in paths:
         graded += grade(path)

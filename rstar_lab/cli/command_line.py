@@ -43,7 +43,7 @@ app = typer.Typer(
 EXTRA_OF = {
     "duckdb": "analysis", "pandas": "analysis", "plotly": "analysis", "pyarrow": "analysis", "anywidget": "analysis",
     "papermill": "notebooks", "nbconvert": "notebooks", "jupytext": "notebooks",
-    "fastapi": "sandbox", "httpx": "sandbox", "math_verify": "sandbox", "redis": "sandbox", "sympy": "sandbox",
+    "fastapi": "sandbox", "httpx": "sandbox", "math_verify": "sandbox", "redis": "sandbox", "mpmath": "sandbox",
     "uvicorn": "sandbox", "uvloop": "sandbox", "numpy": "sandbox", "scipy": "sandbox",
     "torch": "cpu", "transformers": "cpu", "tokenizers": "cpu", "safetensors": "cpu", "vllm": "cpu", "prometheus_client": "cpu",
     "ray": "verl", "verl": "verl", "transfer_queue": "verl", "datasets": "hub", "huggingface_hub": "hub", "inspect_ai": "inspect",

@@ -8,7 +8,6 @@ import pandas as pd
 
 from rstar_lab import verify
 from rstar_lab.analysis.runs import Runs
-from rstar_lab.common.errors import UserError
 from rstar_lab.runs.messages import own_texts
 from rstar_lab.untrusted.text import counted
 from rstar_lab.verify.gold import final_answer
@@ -170,7 +169,4 @@ def _decided(answer: str, truth: str) -> bool | None:
 
 def _are_equal_formulas(answer: str, truth: str) -> bool | None:
     """Return True if the grader calls both equal. What it calls unequal can be another notation, so that is None."""
-    try:
-        return verify.same_answer(answer, truth) or None
-    except (verify.Undecided, UserError):
-        return None
+    return verify.same_answer(answer, truth) or None

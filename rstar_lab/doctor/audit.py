@@ -21,9 +21,8 @@ from rstar_lab.rl.environments.base import ModelMessage
 from rstar_lab.rl.environments.loading import is_environment, load_environment
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.reward import RewardInputs, UserReward, make_reward, warm_up
+from rstar_lab.rl.reward import RewardInputs, UserReward, make_reward
 from rstar_lab.rl.reward.functions import TIMEOUT_S
-from rstar_lab.rl.section import REWARDS
 from rstar_lab.rl.trajectory import StopReason, Trajectory, Turn
 from rstar_lab.verify import AnswerFormat, extract_answer, same_answer
 
@@ -144,8 +143,6 @@ def audit(reward: str, problems: Sequence[Problem], *, answer: AnswerFormat = "t
         UserError: If the reward does not exist or there are fewer than two different answers.
     """
     score = _score_of(reward, answer)
-    if reward in REWARDS:
-        warm_up()
     rng = random.Random(0)
     chosen = rng.sample(list(problems), min(limit, len(problems)))
     answers = list(dict.fromkeys(problem.answer for problem in chosen if problem.answer))

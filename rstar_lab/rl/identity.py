@@ -19,7 +19,7 @@ from rstar_lab.untrusted.files import DataError, read_json
 from rstar_lab.verify.released import released_program
 
 _MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.txt", "*.jinja", "*.model")
-_VERIFIER_PACKAGES = ("math-verify", "latex2sympy2-extended", "sympy")
+_VERIFIER_PACKAGES = ("mpmath",)
 
 
 def evaluation_identity(recipe: Recipe, problems: Sequence[Problem], model: str, samples: int) -> dict[str, Any]:

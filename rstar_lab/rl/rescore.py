@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.evaluation import summarise_sets, summarise_usable
-from rstar_lab.rl.reward import extract_answer, make_reward, warm_up
+from rstar_lab.rl.reward import extract_answer, make_reward
 from rstar_lab.rl.section import REWARDS
 from rstar_lab.rl.trajectory import StopReason
 from rstar_lab.runs.messages import own_texts
@@ -61,8 +61,6 @@ def rescore(
         raise UserError(f"--answer {answer}: choose from {', '.join(ANSWER_FORMATS)}")
     source = RunReader(folder)
     score = make_reward(reward, answer)
-    if reward in REWARDS:
-        warm_up()
     steps = source.steps()
     trajectories = {row["traj_id"]: row for row in source.read("trajectories").to_pylist()}
     if not trajectories:

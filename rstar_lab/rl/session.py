@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,10 @@ from rstar_lab.rl.models.sources import get_model, is_named, origin_entry
 from rstar_lab.rl.plugins import source_hash
 from rstar_lab.rl.recipe import CODE_TOOLS, Recipe, RecipeError, RlSection, SandboxSection
 from rstar_lab.rl.resolved import ResolvedRecipe
-from rstar_lab.rl.reward import warm_up
 from rstar_lab.rl.reward.hidden_tests import Runner
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext
-from rstar_lab.rl.section import REWARDS, TESTS
+from rstar_lab.rl.section import TESTS
 from rstar_lab.rl.tools.base import Tool
 from rstar_lab.rl.tools.registry import make_tools
 from rstar_lab.rl.training.data_parallel import HelperProcesses
@@ -134,15 +133,8 @@ class RunSession:
                 self.recipe.seed,
                 self.spawned,
             )
-            self._starting = asyncio.create_task(self._start(context))
+            self._starting = asyncio.ensure_future(self._stack.enter_async_context(context))
             self._stack.push_async_callback(_end, self._starting)
-
-    async def _start(self, context: AbstractAsyncContextManager[EngineGroup]) -> EngineGroup:
-        engines = self._stack.enter_async_context(context)
-        if self.recipe.rl.reward in REWARDS:
-            # Start the verifier too: otherwise the first answers could time out during its start and count as wrong.
-            return (await asyncio.gather(engines, asyncio.to_thread(warm_up)))[0]
-        return await engines
 
     async def engines(self, model_dir: Path) -> EngineGroup:
         """Return engines for models with the shape of `model_dir`; the caller loads the weights."""

@@ -6,7 +6,6 @@ import json
 import logging
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,6 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.common.service_tokens import published_token
 from rstar_lab.hardware.limits import raise_open_files
@@ -30,42 +28,28 @@ from rstar_lab.sandbox.local import LocalSandbox
 from rstar_lab.sandbox.server import make_app
 from rstar_lab.sandbox.service import Service
 from rstar_lab.sandbox.wire import SessionEnd, SessionFork, Verification, Work
-from rstar_lab.verify import Undecided, verify, warm_up
+from rstar_lab.verify import verify
 
 log = logging.getLogger(__name__)
 
-# Limit in CPU seconds of the first attempt to verify an answer; most answers need about 0.01. An answer that needs more is
-# verified again without this limit, in other threads, so that it does not delay short ones.
-QUICK_CPU_S = 0.1
-
 
 class LocalBackend:
-    """Backend that runs code in a LocalSandbox, and verifies answers in threads that wait for killable processes."""
+    """Backend that runs code in a LocalSandbox, and verifies answers in threads."""
 
     def __init__(self, sandbox: LocalSandbox) -> None:
         self.sandbox = sandbox
         self.workers = sandbox.workers
         # Calls that a worker takes from Redis at once: enough to keep all cores busy, few enough to share the load.
         self.prefetch_limit = 4 * self.workers + 8
-        self.quick = ThreadPoolExecutor(max(4, 2 * self.workers), thread_name_prefix="verify")
-        self.slow = ThreadPoolExecutor(max(2, self.workers), thread_name_prefix="verify-slow")
+        self.verifiers = ThreadPoolExecutor(max(4, self.workers), thread_name_prefix="verify")
 
     async def start(self) -> "LocalBackend":
         await self.sandbox.start()
-        # A daemon thread: it would otherwise keep a process alive that is stopped meanwhile.
-        threading.Thread(target=self._warm_up, daemon=True).start()
         return self
-
-    def _warm_up(self) -> None:
-        try:
-            warm_up()
-        except (UserError, OSError) as error:
-            log.warning("answers cannot be verified: %s", error)
 
     async def aclose(self) -> None:
         await self.sandbox.aclose()
-        for threads in (self.quick, self.slow):
-            threads.shutdown(wait=False, cancel_futures=True)
+        self.verifiers.shutdown(wait=False, cancel_futures=True)
 
     @property
     def gauges(self) -> dict[str, int]:
@@ -85,16 +69,12 @@ class LocalBackend:
     async def verify(self, work: Verification) -> CallResult:
         requested = time.monotonic()
 
-        def timed(slice_s: float | None) -> CallResult:
+        def timed() -> CallResult:
             started = time.monotonic()
-            right = verify(work.response_text, work.answer, slice_s=slice_s)
+            right = verify(work.response_text, work.answer)
             return CallResult(Outcome.OK, "", "", str(right), time.monotonic() - started, started - requested)
 
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(self.quick, timed, QUICK_CPU_S)
-        except Undecided:
-            return await loop.run_in_executor(self.slow, timed, None)
+        return await asyncio.get_running_loop().run_in_executor(self.verifiers, timed)
 
 
 # Bytes of all unanswered requests and unread responses.

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from rstar_lab.common.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from rstar_lab.verify.comparison import canonical_integer, readable, same_answer, verify, verify_many, warm_up
+    from rstar_lab.verify.comparison import Undecided, canonical_integer, readable, same_answer, verify, verify_many
     from rstar_lab.verify.extraction import ANSWER_FORMATS, AnswerFormat, extract_answer, last_boxed, last_number
-    from rstar_lab.verify.pool import Undecided
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -10,6 +10,7 @@ from rstar_lab.verify.units import Unit
 from rstar_lab.verify.values import Formula, Quantity, number
 
 MAX_NOUNS = 4
+MAX_PHRASE = 40  # tokens
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _TEMPERATURES = (units.UNITS["C"], units.UNITS["F"])
 _POWER = re.compile(r"\^(?:\{(-?\d)\}|(-?\d)(?![\d.]))")
@@ -48,6 +49,8 @@ def phrase(cursor: Cursor, start: int, explicit: bool) -> Phrase | None:
         token, following = tokens[place], tokens[place + 1] if place + 1 < len(tokens) else END
         text, word = token.text, token.kind == "word"
         place += 1
+        if place - start > MAX_PHRASE:
+            return None
         if word and text in _POWERS:
             power, explicit = _POWERS[text], True
         elif word and text in ("in", "a", "an", "the") and not unit and not nouns and following.kind == "word":

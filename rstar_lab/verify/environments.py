@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rstar_lab.verify.tokens import Cursor, Token, Unreadable
-from rstar_lab.verify.values import Cases, Group, Matrix
+from rstar_lab.verify.values import Cases, Group, Matrix, determinant
 
 Read = Callable[[Sequence[Token]], Any]  # reads tokens as one value
 Row = list[list[Token]]  # its cells
@@ -24,7 +24,7 @@ def environment(cursor: Cursor, name: str, read: Read, cases: bool = False) -> A
     if cases or name in ("cases", "rcases") or (name == "array" and words & (_ORDERS | {"=", "otherwise"})):
         return _cases(rows, read)
     matrix = Matrix(tuple(tuple(read(cell) if cell else ("sym", "") for cell in row) for row in rows))
-    return ("call", "det", matrix) if name in ("vmatrix", "Vmatrix") else matrix
+    return determinant(matrix) if name in ("vmatrix", "Vmatrix") else matrix
 
 
 def _levels(token: Token) -> int:

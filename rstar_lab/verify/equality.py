@@ -1,8 +1,4 @@
-"""Compare two answers by type. docs/evaluation.md states each rule.
-
-`Comparison` decides with numbers alone; what needs algebra raises NeedsAlgebra, or is asked of `algebra`, a module with the
-functions of `symbolic`, which runs in the worker processes.
-"""
+"""Compare two answers by type. docs/evaluation.md states each rule."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -11,8 +7,9 @@ from fractions import Fraction
 from typing import Any
 
 from rstar_lab.verify import units
-from rstar_lab.verify.numeric import NeedsAlgebra, NoValue, constant_ratio, rational, same_formulas
+from rstar_lab.verify.numeric import NotComputed, NoValue, begin_comparison, constant_ratio, rational, same_formulas
 from rstar_lab.verify.real_sets import FLIPPED, is_order, real_set, set_name
+from rstar_lab.verify.roots import same_solutions
 from rstar_lab.verify.syntax import MAX_WORDS, PUNCTUATION, plain_words, read
 from rstar_lab.verify.tokens import Unreadable, tokens_of
 from rstar_lab.verify.values import (
@@ -54,24 +51,19 @@ def words_of(text: str) -> tuple[str, ...]:
     return tuple(token.text for token in tokens if token.text not in (",", "."))
 
 
-def equal(candidate: str, answer: str, algebra: Any = None) -> bool:
-    """Return whether two answers are equal.
-
-    Args:
-        candidate: The answer to check.
-        answer: The true answer.
-        algebra: The module `symbolic`; None: raise NeedsAlgebra where it would be needed.
-    """
+def equal(candidate: str, answer: str) -> bool:
+    """Return whether two answers are equal. candidate: the answer to check. answer: the true answer."""
     try:
         if tokens_of(candidate) == tokens_of(answer):
             return bool(tokens_of(answer))
     except Unreadable:
         return candidate == answer
     try:
-        return Comparison(algebra).answers(read(candidate), read(answer))
+        begin_comparison()
+        return Comparison().answers(read(candidate), read(answer))
     except Unreadable:
         return words_of(candidate) == words_of(answer)
-    except NoValue:  # such as a bound that is 1/0
+    except (NoValue, NotComputed):  # such as a bound that is 1/0
         return False
 
 
@@ -91,15 +83,14 @@ class Comparison:
     A rule for a value of one type and another value has them in this order, and `ours`: whether the first is the candidate's.
     """
 
-    def __init__(self, algebra: Any = None):
-        self.algebra = algebra
+    def __init__(self) -> None:
         self.left = MAX_COMPARED
 
     def answers(self, one: Any, two: Any) -> bool:
         """Return whether two values are equal."""
         self.left -= 1
         if self.left < 0:
-            raise NeedsAlgebra
+            raise NotComputed
         if one == two:
             return True
         for kind, alike, mixed in self._RULES:
@@ -108,7 +99,7 @@ class Comparison:
                 return bool(alike(self, one, two))
             if ours or theirs:
                 return bool(mixed(self, one, two, True) if ours else mixed(self, two, one, False))
-        return same_formulas(one, two, self.algebra)
+        return same_formulas(one, two)
 
     def all_answers(self, ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
         """Return whether the values of two sequences are equal in their order."""
@@ -209,8 +200,7 @@ class Comparison:
         names = set_name(one), set_name(two)
         if all(names) and names[0] != names[1]:
             return False
-        ours = real_set(one, self.algebra)
-        theirs = None if ours is None else real_set(two, self.algebra)
+        ours, theirs = real_set(one), real_set(two)
         if ours is None or theirs is None:
             return self.set_parts(one, two)
         (points, pattern), (others, other_pattern) = ours.profile(), theirs.profile()
@@ -250,11 +240,7 @@ class Comparison:
         names = symbols(one)
         if names != symbols(two) or not names:
             return False
-        if constant_ratio(one, two) is not None:
-            return True
-        if self.algebra is None:
-            raise NeedsAlgebra
-        return bool(self.algebra.equations_equal(one, two))
+        return constant_ratio(one, two) is not None or same_solutions(one, two)
 
     def same_inequality(self, one: Relation, two: Relation) -> bool:
         if len(one.sides) != len(two.sides):

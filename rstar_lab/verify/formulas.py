@@ -20,6 +20,7 @@ from rstar_lab.verify.values import (
     Matrix,
     Nothing,
     decimal,
+    determinant,
     difference,
     number,
     period,
@@ -380,13 +381,13 @@ class Parser(Cursor):
                 base = self.argument()
         if name in ("gcd", "lcm", "max", "min") and self.is_sign(*_CLOSING):
             return ("call", name, *self.items_in(self.peek().text))
-        if name == "det" and not self.is_sign("("):
-            return ("call", "det", self.primary())
         if exponent == ("neg", number(1)) and name in ("sin", "cos", "tan"):
             name, exponent = "a" + name, None
         value = self.function_argument()
         if name == "cis":
             return ("^", ("const", "e"), ("*", ("const", "i"), value))
+        if isinstance(value, Matrix) and name == "det":
+            return determinant(value)
         found: Any = ("call", name, value) if base is None else ("call", name, value, base)
         if name == "exp":
             found = ("^", ("const", "e"), value)
@@ -487,7 +488,7 @@ class Parser(Cursor):
             value = self.expression(0)
             self.bars -= 1
             self.expect("|")
-            return ("call", "det" if isinstance(value, Matrix) else "abs", value)
+            return determinant(value) if isinstance(value, Matrix) else ("call", "abs", value)
         if opening == r"\{":
             return self.set_group()
         if opening not in ("(", "[", "]"):

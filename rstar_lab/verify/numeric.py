@@ -1,26 +1,32 @@
 """Values of formulas, and formulas with equal values. No text is evaluated, and no value is large.
 
 Values are exact fractions where arithmetic is exact, else they have 50 digits. Two formulas with letters are equal if their values
-agree at several points.
+agree at several points. The steps of a comparison are counted and limited, so its result does not depend on the machine.
 """
 
 import math
 import operator
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from functools import partial
+from itertools import count
 from typing import Any
 
 import mpmath
 
 from rstar_lab.verify.values import decadic, has, replaced, symbols
 
+MAX_STEPS = 100_000  # of a comparison: about 0.5 s
+STEP_BITS = 500  # of an exact number: arithmetic with more takes more steps
+FUNCTION_STEPS = 10  # of a function with 50 digits
+MAX_TERMS = 200  # of an infinite sum or a limit: the extrapolation of more is slow
 MAX_BITS = 40_000  # of an exact number
 MAX_MAGNITUDE = 1e6  # of the logarithm of a number that is not exact
 MAX_ARGUMENT = 2_000  # of a factorial
+INFINITY = ("const", "inf")
 MIN_DECIMALS = MIN_SIGNIFICANT = 6
 MIN_AGREED = 3  # points at which formulas have the same value
-MAX_TERMS, MAX_NESTED_TERMS = 300, 15  # of a sum
 _CONTEXT = mpmath.mp.clone()
 _CONTEXT.dps = 50
 AGREEMENT = _CONTEXT.mpf(10) ** -35
@@ -32,12 +38,28 @@ STEPS = tuple(Fraction(n) for n in (7, 13, 29, 18, 58, 101, 3, 46))
 Number = Any  # Fraction, mpf or mpc
 
 
-class NeedsAlgebra(Exception):
-    """A formula has no value here: sympy has to decide."""
+_ACCURACY = _CONTEXT.mpf(10) ** -40  # of an integral
+_LEFT = threading.local()  # steps of the comparison in this thread
+_LOCK = threading.RLock()  # mpmath changes the precision of its context while it extrapolates
+
+
+class NotComputed(Exception):
+    """A formula has a value that is not computed here, or the comparison has used its steps."""
 
 
 class NoValue(Exception):
     """A formula has no value at a point, such as 1/0."""
+
+
+def begin_comparison() -> None:
+    """Give a comparison its steps."""
+    _LEFT.steps = MAX_STEPS
+
+
+def _spend(steps: int) -> None:
+    _LEFT.steps = getattr(_LEFT, "steps", MAX_STEPS) - steps
+    if _LEFT.steps < 0:
+        raise NotComputed
 
 
 def evaluate(node: Any, values: dict[str, Fraction]) -> Number:
@@ -48,11 +70,12 @@ def evaluate(node: Any, values: dict[str, Fraction]) -> Number:
         values: Values of its names.
 
     Raises:
-        NeedsAlgebra: For limits, integrals, infinite sums and large numbers.
+        NotComputed: For large numbers, and limits, integrals and infinite sums that do not converge fast.
         NoValue: If it has no value.
     """
+    _spend(1)
     if not isinstance(node, tuple):
-        raise NeedsAlgebra
+        raise NotComputed
     kind = node[0]
     if kind in ("num", "value"):
         return node[1]
@@ -64,13 +87,15 @@ def evaluate(node: Any, values: dict[str, Fraction]) -> Number:
         return _CONSTANTS[node[1]]
     if kind in ("sum", "prod"):
         return _bounded(node, values)
+    if kind in ("int", "lim"):
+        return _extrapolated(node, values)
     if kind == "call":
         function = _FUNCTIONS.get(node[1]) or (partial(_applied, node[1]) if node[1].startswith("apply ") else None)
         parts = node[2:]
     else:
         function, parts = _OPERATIONS.get(kind), node[1:]
     if function is None:
-        raise NeedsAlgebra
+        raise NotComputed
     return function(*[evaluate(part, values) for part in parts])
 
 
@@ -92,9 +117,15 @@ def as_fraction(value: Number) -> Fraction:
     return Fraction((-1) ** sign * int(mantissa)) * Fraction(2) ** exponent
 
 
-def from_digits(text: str) -> Number:
-    """Return a number that is written with 50 digits."""
-    return _CONTEXT.mpf(text)
+def polynomial_roots(coefficients: Sequence[Number]) -> list[Number]:
+    """Return the roots of a polynomial without multiple ones. coefficients: the constant first."""
+    _spend(100 * FUNCTION_STEPS * len(coefficients))
+    try:
+        with _LOCK:
+            found = _CONTEXT.polyroots([_inexact(value) for value in coefficients[::-1]], maxsteps=100, extraprec=100)
+    except _CONTEXT.NoConvergence:
+        raise NotComputed from None
+    return list(found)
 
 
 def close(first: Number, second: Number) -> bool:
@@ -132,15 +163,17 @@ def _pairwise(operation: Callable[[Number, Number], Number], left: Number, right
     if not (isinstance(left, Fraction) and isinstance(right, Fraction)):
         return operation(_inexact(left), _inexact(right))
     value = operation(left, right)
-    if value.numerator.bit_length() + value.denominator.bit_length() > MAX_BITS:
-        raise NeedsAlgebra
+    bits = value.numerator.bit_length() + value.denominator.bit_length()
+    if bits > MAX_BITS:
+        raise NotComputed
+    _spend(bits // STEP_BITS)
     return value
 
 
-_add, _multiply = partial(_pairwise, operator.add), partial(_pairwise, operator.mul)
+add, multiply = partial(_pairwise, operator.add), partial(_pairwise, operator.mul)
 
 
-def _divide(left: Number, right: Number) -> Number:
+def divide(left: Number, right: Number) -> Number:
     if right == 0:
         raise NoValue
     return _pairwise(operator.truediv, left, right)
@@ -155,15 +188,16 @@ def _power(base: Number, exponent: Number) -> Number:
         if exponent.denominator == 1:
             bits = max(1, base.numerator.bit_length() + base.denominator.bit_length() - 1)
             if abs(exponent) * bits > MAX_BITS and abs(base) != 1:
-                raise NeedsAlgebra
+                raise NotComputed
             return base ** int(exponent)
         if base < 0 and exponent.denominator % 2:
             return (-1) ** (exponent.numerator % 2) * _power(-base, exponent)
         if base > 0 and exponent.denominator < 50 and (root := _exact_root(base, exponent.denominator)) is not None:
             return _power(root, Fraction(exponent.numerator))
+    _spend(FUNCTION_STEPS)
     base, exponent = _inexact(base), _inexact(exponent)
     if abs(_CONTEXT.log(abs(base))) * abs(exponent) > MAX_MAGNITUDE:
-        raise NeedsAlgebra
+        raise NotComputed
     return _CONTEXT.power(base, exponent)
 
 
@@ -180,7 +214,7 @@ def _exact_root(base: Fraction, degree: int) -> Fraction | None:
 
 
 def _root(value: Number, degree: Number) -> Number:
-    exponent = _divide(Fraction(1), degree)
+    exponent = divide(Fraction(1), degree)
     odd = isinstance(degree, Fraction) and degree.denominator == 1 and degree.numerator % 2
     if odd and isinstance(value, _CONTEXT.mpf) and value < 0:
         return -_power(-value, exponent)
@@ -194,21 +228,23 @@ def _rounded(name: str, value: Number) -> Number:
 
 def _remainder(value: Number, modulus: Number) -> Number:
     if not (isinstance(value, Fraction) and isinstance(modulus, Fraction)) or modulus == 0:
-        raise NeedsAlgebra
+        raise NotComputed
     return value % modulus
 
 
 def _logarithm(value: Number, base: Number = None) -> Number:
     if value == 0 or base in (0, 1):
         raise NoValue
+    _spend(FUNCTION_STEPS)
     found = _CONTEXT.log(_inexact(value))
     return found if base is None else found / _CONTEXT.log(_inexact(base))
 
 
 def _analytic(function: Callable[[Any], Any], value: Number) -> Number:
+    _spend(FUNCTION_STEPS)
     argument = _inexact(value)
     if abs(argument) > 1e9:
-        raise NeedsAlgebra
+        raise NotComputed
     try:
         found = function(argument)
     except (ZeroDivisionError, ValueError):
@@ -221,11 +257,11 @@ def _analytic(function: Callable[[Any], Any], value: Number) -> Number:
 def _counting(exact: Callable[..., int], general: Callable[..., Any] | None, *values: Number) -> Number:
     """Return a function of integers. general: its continuation to other numbers."""
     if any(not isinstance(value, Fraction) or abs(value) > MAX_ARGUMENT for value in values):
-        raise NeedsAlgebra
+        raise NotComputed
     if all(value.denominator == 1 and value >= 0 for value in values):
         return Fraction(exact(*map(int, values)))
     if general is None:
-        raise NeedsAlgebra
+        raise NotComputed
     try:
         return general(*map(real, values))
     except (ValueError, ZeroDivisionError):
@@ -236,30 +272,62 @@ def _applied(name: str, *arguments: Number) -> Number:
     """Return a value for a function of which only the name is known: the same for equal arguments."""
     total: Number = Fraction(sum(map(ord, name)), 97)
     for place, value in enumerate(arguments, 2):
-        square = _multiply(Fraction(place, 7), _multiply(value, value))
-        total = _add(total, _add(square, _multiply(Fraction(3, 5), value)))
+        square = multiply(Fraction(place, 7), multiply(value, value))
+        total = add(total, add(square, multiply(Fraction(3, 5), value)))
     return total
 
 
 def _bounded(node: Any, values: dict[str, Fraction]) -> Number:
     kind, name, low, high, body = node
-    if low is None or high is None or has(high, "inf"):
-        raise NeedsAlgebra
+    if low is None or high is None:
+        raise NotComputed
+    if high == INFINITY:
+        return _extrapolated(node, values)
     first, last = evaluate(low, values), evaluate(high, values)
-    if any(not isinstance(bound, Fraction) or bound.denominator != 1 for bound in (first, last)):
-        raise NeedsAlgebra
-    if not 0 <= last - first <= (MAX_NESTED_TERMS if has(body, "sum", "prod") else MAX_TERMS):
-        raise NeedsAlgebra
-    operation = _add if kind == "sum" else _multiply
+    if any(not isinstance(bound, Fraction) or bound.denominator != 1 for bound in (first, last)) or first > last:
+        raise NotComputed
+    operation = add if kind == "sum" else multiply
     total: Number = Fraction(kind == "prod")
     for index in range(int(first), int(last) + 1):
         total = operation(total, evaluate(body, {**values, name: Fraction(index)}))
     return total
 
 
+def _extrapolated(node: Any, values: dict[str, Fraction]) -> Number:
+    """Return the value of a limit, an integral or an infinite sum."""
+    kind = node[0]
+    body, name = node[1:3] if kind in ("int", "lim") else (node[4], node[1])
+
+    terms = count()
+
+    def at(place: Any) -> Any:
+        _spend(FUNCTION_STEPS)
+        if kind != "int" and next(terms) > MAX_TERMS:
+            raise NotComputed
+        return real(evaluate(body, {**values, name: _CONTEXT.mpf(place)}))
+
+    def bound(formula: Any) -> Any:
+        infinite = formula in (INFINITY, ("neg", INFINITY))
+        return _CONTEXT.mpf("inf" if formula == INFINITY else "-inf") if infinite else real(evaluate(formula, values))
+
+    if None in node:
+        raise NotComputed
+    with _LOCK:
+        if kind == "lim":
+            return _CONTEXT.limit(at, bound(node[3]))
+        if kind == "int":
+            found, error = _CONTEXT.quad(at, list(map(bound, node[3:])), error=True)
+            if error > _ACCURACY * max(1, abs(found)):
+                raise NotComputed
+            return found
+        if kind == "prod" or abs(at(1000)) > abs(at(100)) / 2:  # extrapolation gives a value to divergent sums too
+            raise NotComputed
+        return _CONTEXT.nsum(at, list(map(bound, node[2:4])))
+
+
 _CONSTANTS = {"pi": +_CONTEXT.pi, "e": +_CONTEXT.e, "i": _CONTEXT.mpc(0, 1)}
 _OPERATIONS: dict[str, Callable[..., Number]] = {
-    "+": _add, "*": _multiply, "/": _divide, "^": _power, "neg": operator.neg,
+    "+": add, "*": multiply, "/": divide, "^": _power, "neg": operator.neg,
     "deg": lambda value: _inexact(value) * _CONTEXT.pi / 180,
 }  # fmt: skip
 _ANALYTIC = "sin cos tan cot sec csc asin acos atan sinh cosh tanh coth arg"
@@ -277,7 +345,7 @@ _FUNCTIONS: dict[str, Callable[..., Number]] = {
 
 # --- comparison
 
-_STEPS = ("floor", "ceil", "mod", "gcd", "lcm", "binom", "factorial", "perm", "factorial2")
+_OF_INTEGERS = ("sum", "prod", "floor", "ceil", "mod", "gcd", "lcm", "binom", "factorial", "perm", "factorial2")
 
 
 def rational(value: Any) -> Fraction | None:
@@ -286,20 +354,20 @@ def rational(value: Any) -> Fraction | None:
         return None
     try:
         found = evaluate(value, {})
-    except (NeedsAlgebra, NoValue):
+    except (NotComputed, NoValue):
         return None
     return found if isinstance(found, Fraction) else None
 
 
-def same_formulas(one: Any, two: Any, algebra: Any) -> bool:
-    """Return whether two formulas without plus-minus signs and matrices are equal. algebra: see `equality.equal`."""
+def same_formulas(one: Any, two: Any) -> bool:
+    """Return whether two formulas without plus-minus signs and matrices are equal; False also if that is not computed."""
     one, two = _same_names(one, two)
     infinite = [has(value, "inf") and not has(value, "sum", "prod", "int", "lim") for value in (one, two)]
     if any(infinite):
         return all(infinite) and one == two
-    if _same_values(one, two, algebra):
+    if _same_values(one, two):
         return True
-    return (has(one, "log") or has(two, "log")) and _same_values(decadic(one), decadic(two), algebra)
+    return (has(one, "log") or has(two, "log")) and _same_values(decadic(one), decadic(two))
 
 
 def constant_ratio(one: Any, two: Any) -> Number | None:
@@ -334,19 +402,12 @@ def _terms(node: Any) -> list[Any]:
     return [*_terms(node[1]), *_terms(node[2])] if node[0] == "+" else [node]
 
 
-def _same_values(one: Any, two: Any, algebra: Any) -> bool:
+def _same_values(one: Any, two: Any) -> bool:
     try:
         names = symbols(one, two)
-        found = _same_at_points(one, two, names) if names else _same_numbers(one, two)
-    except NoValue:
+        return _same_at_points(one, two, names) if names else _same_numbers(one, two)
+    except (NoValue, NotComputed):
         return False
-    except NeedsAlgebra:
-        found = None
-    if found is not None:
-        return found
-    if algebra is None:
-        raise NeedsAlgebra
-    return bool(algebra.formulas_equal(one, two))
 
 
 def _same_numbers(one: Any, two: Any) -> bool:
@@ -359,9 +420,9 @@ def _same_numbers(one: Any, two: Any) -> bool:
     return rounds_to(right, one) or rounds_to(left, two)
 
 
-def _same_at_points(one: Any, two: Any, names: frozenset[str]) -> bool | None:
-    """Return whether values agree at all points where both are real; None if there are too few."""
-    steps = has(one, *_STEPS) or has(two, *_STEPS)
+def _same_at_points(one: Any, two: Any, names: frozenset[str]) -> bool:
+    """Return whether values agree at all points where both are real, and these are enough."""
+    steps = has(one, *_OF_INTEGERS) or has(two, *_OF_INTEGERS)
     complex_numbers = has(one, "i") or has(two, "i")
     agreed = 0
     for values in points(names, steps):
@@ -378,4 +439,4 @@ def _same_at_points(one: Any, two: Any, names: frozenset[str]) -> bool | None:
         if not close(left, right):
             return False
         agreed += 1
-    return True if agreed >= MIN_AGREED else None
+    return agreed >= MIN_AGREED

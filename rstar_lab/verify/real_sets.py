@@ -4,7 +4,6 @@ A set is known by the points at which membership can change and by a test of mem
 end at the same points.
 """
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -12,15 +11,18 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from rstar_lab.verify.numeric import NeedsAlgebra, NoValue, Number, as_fraction, evaluate
-from rstar_lab.verify.values import Builder, Combined, Formula, Group, Nothing, Relation, difference, number, symbols
+from rstar_lab.verify.numeric import INFINITY, NotComputed, NoValue, Number, as_fraction, evaluate
+from rstar_lab.verify.roots import boundary
+from rstar_lab.verify.values import Builder, Combined, Formula, Group, Nothing, Relation, number, symbols
 
 ORDER = frozenset(("<", ">", "<=", ">="))
 FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 NUMBER_SETS = "ℝℤℕℚℂ"
-INFINITY = ("const", "inf")
 MAX_INTEGERS = 10_000
-TOLERANCE = Fraction(1, 10**35)
+TOLERANCE, ROUNDING = (
+    Fraction(1, 10**35),
+    Fraction(1, 10**42),
+)  # relative; absolute, of the value of a formula at its root
 
 Contains = Callable[[Number], bool]
 _JOINS: dict[str, Callable[[Sequence[bool]], bool]] = {
@@ -72,7 +74,7 @@ def _sign(place: Any, bound: Any) -> int:
     inexact = (
         isinstance(place, Fraction) and isinstance(bound, Fraction) and (place.denominator | bound.denominator) >> 99
     )
-    if inexact and abs(place - bound) <= max(abs(place), abs(bound)) * TOLERANCE:
+    if inexact and abs(place - bound) <= max(abs(place), abs(bound)) * TOLERANCE + ROUNDING:
         return 0
     return (place > bound) - (place < bound)
 
@@ -91,30 +93,26 @@ def is_order(value: Any) -> bool:
     return isinstance(value, Relation) and bool(set(value.signs) & (ORDER | {"!=", "notin"}))
 
 
-def real_set(value: Any, algebra: Any) -> RealSet | None:
-    """Return a value as a set of real numbers; None if it is none that can be computed.
-
-    algebra: see `equality.equal`. Raises NeedsAlgebra without it for an inequality that is not linear.
-    """
+def real_set(value: Any) -> RealSet | None:
+    """Return a value as a set of real numbers; None if it is none that can be computed."""
     if isinstance(value, Nothing):
         return NONE
     if value == ("sym", "ℝ"):
         return ALL
     if value == ("sym", "ℤ"):
         return INTEGERS
-    part = functools.partial(real_set, algebra=algebra)
     if isinstance(value, Combined):
-        return _joined(list(map(part, value.parts)), value.operation)
+        return _joined(list(map(real_set, value.parts)), value.operation)
     if isinstance(value, Builder):
         conditions = list(value.conditions)
         if isinstance(value.element, Relation):
             conditions.append(value.element)
         elif not isinstance(value.element, tuple) or value.element[0] != "sym":
             return None
-        return _joined([ALL, *map(part, conditions)], "cap")
+        return _joined([ALL, *map(real_set, conditions)], "cap")
     if isinstance(value, Group):
-        return _bracketed(value) if value.opening else _listed(value, part)
-    return _related(value, algebra) if isinstance(value, Relation) else None
+        return _bracketed(value) if value.opening else _listed(value)
+    return _related(value) if isinstance(value, Relation) else None
 
 
 def _joined(parts: Sequence[RealSet | None], operation: str) -> RealSet | None:
@@ -152,7 +150,7 @@ def _bracketed(value: Group) -> RealSet | None:
     return RealSet(value.items, contains)
 
 
-def _listed(value: Group, part: Callable[[Any], RealSet | None]) -> RealSet | None:
+def _listed(value: Group) -> RealSet | None:
     """Return the set of conditions that commas, `and` or `or` join. Two of them that exclude each other are alternatives."""
     first = value.items[0]
     excluding = isinstance(first, Relation) and first.signs == ("!=",)
@@ -160,7 +158,7 @@ def _listed(value: Group, part: Callable[[Any], RealSet | None]) -> RealSet | No
         Relation((first.sides[0], item), ("!=",), first.names) if excluding and isinstance(item, tuple) else item
         for item in value.items
     ]
-    parts = list(map(part, items))
+    parts = list(map(real_set, items))
     excluded = any(isinstance(item, Relation) and item.signs == ("!=",) for item in items)
     alternatives = value.joined == "or" or (value.joined == "," and not excluded)
     common = _joined(parts, "cap")
@@ -169,9 +167,9 @@ def _listed(value: Group, part: Callable[[Any], RealSet | None]) -> RealSet | No
     return _joined(parts, "cup") if alternatives else common
 
 
-def _related(value: Relation, algebra: Any) -> RealSet | None:
+def _related(value: Relation) -> RealSet | None:
     if value.signs in (("in",), ("notin",)):
-        inner = real_set(value.sides[1], algebra)
+        inner = real_set(value.sides[1])
         return inner if value.signs == ("in",) else _joined([ALL, inner], "setminus")
     if not all(isinstance(side, tuple) for side in value.sides):
         return None
@@ -179,20 +177,17 @@ def _related(value: Relation, algebra: Any) -> RealSet | None:
     if not name or not set(value.signs) <= ORDER | {"!=", "="}:
         return None
     conditions = zip(value.sides, value.signs, value.sides[1:], strict=False)
-    return _joined([_condition(*condition, name, algebra) for condition in conditions], "cap")
+    return _joined([_condition(*condition, name) for condition in conditions], "cap")
 
 
-def _condition(left: Formula, sign: str, right: Formula, name: str, algebra: Any) -> RealSet | None:
+def _condition(left: Formula, sign: str, right: Formula, name: str) -> RealSet | None:
     """Return the solution of a relation between two formulas with one name."""
     if not symbols(left, right):
         return None
-    points = _roots(left, right, name)
-    if points is None:
-        if algebra is None:
-            raise NeedsAlgebra
-        points = algebra.boundary(difference(left, right), sign)
-        if points is None:
-            return None
+    try:
+        points = boundary(left, right, name)
+    except (NotComputed, NoValue):
+        return None
 
     def contains(place: Number) -> bool:
         try:
@@ -202,20 +197,3 @@ def _condition(left: Formula, sign: str, right: Formula, name: str, algebra: Any
         return {-1: sign in ("<", "<=", "!="), 0: sign in ("=", "<=", ">="), 1: sign in (">", ">=", "!=")}[found]
 
     return RealSet(tuple(points), contains)
-
-
-def _roots(left: Formula, right: Formula, name: str) -> list[Formula] | None:
-    """Return where two sides meet: one is the name, both are linear, or one is the absolute value of a linear formula."""
-    for one, two in ((left, right), (right, left)):
-        if one == ("sym", name) and not symbols(two):
-            return [two]
-        if one[:2] == ("call", "abs") and not symbols(two):
-            roots = [_roots(one[2], bound, name) for bound in (two, ("neg", two))]
-            return None if None in roots else [point for found in roots for point in found or ()]
-    try:
-        at = [evaluate(difference(left, right), {name: Fraction(n)}) for n in (0, 1, 2, -7)]
-    except NoValue:
-        return None
-    slope = at[1] - at[0]
-    linear = all(isinstance(value, Fraction) for value in at) and at[2] == at[0] + 2 * slope
-    return [number(-at[0] / slope)] if slope and linear and at[3] == at[0] - 7 * slope else None

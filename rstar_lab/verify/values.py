@@ -18,7 +18,7 @@ from rstar_lab.verify.units import Unit
 Formula = tuple[Any, ...]
 
 DIGIT_GROUP = re.compile(r"\d{3}(?:\.\d+)?")
-MAX_EXPONENT, MAX_DIGITS = 4_000, 2_000
+MAX_EXPONENT, MAX_DIGITS, MAX_DETERMINANT = 4_000, 2_000, 5
 _REPEATING = re.compile(r"(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*\{?(\d+)\}?|\((\d+)\))")
 _PERIOD = re.compile(r"(\d*)\.(\d*?)(?:(\d{1,6}?)\3{2,}|(\d{2,6})\4)")
 
@@ -197,6 +197,19 @@ def scaled(node: Formula) -> Any:
     if sign not in ("*", "/") or not isinstance(parts[0], Matrix) or not isinstance(parts[1], tuple):
         return node
     return Matrix(tuple(tuple((sign, cell, parts[1]) for cell in row) for row in parts[0].rows))
+
+
+def determinant(matrix: Matrix) -> Formula:
+    """Return the formula of a determinant."""
+    first, *others = matrix.rows
+    if not len(first) == len(matrix.rows) <= MAX_DETERMINANT:
+        raise Unreadable("a determinant that is not square, or large")
+    total = number(0) if others else first[0]
+    for place, cell in enumerate(first if others else ()):
+        minor = Matrix(tuple(row[:place] + row[place + 1 :] for row in others))
+        term = ("*", cell, determinant(minor))
+        total = difference(total, term) if place % 2 else ("+", total, term)
+    return total
 
 
 def proper(node: Any) -> Fraction | None:

@@ -12,7 +12,6 @@ from benchmarks import graders
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.resources import benchmark_file
 from rstar_lab.rl.reward import make_reward
-from rstar_lab.verify import warm_up
 
 if importlib.util.find_spec("verl") is None:
     pytest.skip("verl is not installed here", allow_module_level=True)
@@ -30,7 +29,6 @@ if importlib.util.find_spec("verl") is None:
     ],
 )
 def test_the_released_reward_grades_the_complete_response(response, answer, expected):
-    warm_up()
     assert make_reward("released")(response, answer) == expected
 
 
@@ -47,7 +45,6 @@ def test_verls_function_gives_the_same_results():
 
 @pytest.mark.slow
 def test_an_endless_expression_ends_within_the_limit():
-    warm_up()
     started = time.monotonic()
     assert make_reward("released")("\\boxed{9^{9^{9^{9^9}}}}", "7") == 0.0
     assert time.monotonic() - started < 10

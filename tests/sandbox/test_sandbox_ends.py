@@ -154,8 +154,7 @@ def test_ten_killed_services_leave_no_more_than_one(home):
     assert left(home, [*processes, *others]) == []
 
 
-def test_a_service_without_memory_for_its_verifiers_ends_at_once(home):
-    """The thread that waited for the first verifier kept the process alive for a minute."""
+def test_a_service_with_little_memory_ends_at_once(home):
     limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (1_500_000_000, 1_500_000_000))"
     code = f"{limit}\nfrom rstar_lab.cli.sandbox import main\nmain()"
     with subprocess.Popen([sys.executable, "-c", code, *SERVE], stdout=subprocess.PIPE, text=True) as process:

@@ -75,7 +75,6 @@ EXCEPTIONS = {
     "verify/gold.py": (1, OWN_FILE),
     "verify/released.py": (1, OWN_FILE),
     "verify/units.py": (1, OWN_FILE),
-    "verify/worker.py": (1, CHANNEL),
     "viewer/service.py": (3, OWN_FILE),
 }
 

@@ -7,8 +7,6 @@ from helpers.answer_pairs import KINDS, pairs
 
 from rstar_lab.verify import same_answer
 
-pytestmark = pytest.mark.usefixtures("warm")
-
 
 @pytest.mark.parametrize(("seed", "count"), [(1, 2_000), pytest.param(2, 20_000, marks=pytest.mark.slow)])
 def test_pairs_get_the_verdict_with_which_they_were_drawn(seed, count):

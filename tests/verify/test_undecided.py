@@ -1,12 +1,8 @@
-"""Comparisons without a result: only CPU time decides, a busy machine changes nothing, and undecided is not wrong."""
+"""Rewards without a result are not wrong, and threads do not change what is equal."""
 
-import multiprocessing
-import os
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import psutil
 import pytest
 from helpers.rollouts import roll_out
 
@@ -17,65 +13,18 @@ from rstar_lab.rl.reward import RewardInputs, make_reward
 from rstar_lab.rl.rollout.records import step_rows
 from rstar_lab.rl.step import rollout_metrics
 from rstar_lab.rl.trajectory import StopReason
-from rstar_lab.verify import Undecided, pool, same_answer
+from rstar_lab.verify import Undecided, same_answer
 
-PAIRS = [(rf"\frac{{x+{n}}}{{7}}", f"x/7+{n}/7" if n % 4 else "x/6") for n in range(48)]
-EXPENSIVE = r"\int_0^1 x^{x^{x}} dx"
-
-
-def spin(stop) -> None:
-    while not stop.is_set():
-        sum(range(10_000))
+PAIRS = [(rf"\frac{{x+{n}}}{{7}}", f"x/7+{n}/7" if n % 4 else "x/6") for n in range(24)]
+SERIES = [(rf"\sum_{{k=1}}^\infty\frac{{{n}}}{{k^2}}", rf"\frac{{{n + n // 4}\pi^2}}{{6}}") for n in range(1, 7)]
 
 
-@pytest.mark.slow
-def test_32_threads_on_a_busy_machine_decide_as_one_on_a_quiet_machine():
-    alone = [same_answer(*pair) for pair in PAIRS]
-    assert alone == [bool(n % 4) for n in range(48)]
-    context = multiprocessing.get_context("spawn")
-    stop = context.Event()
-    busy = [context.Process(target=spin, args=(stop,), daemon=True) for _ in range(4 * (os.cpu_count() or 1))]
-    for process in busy:
-        process.start()
-    try:
-        with ThreadPoolExecutor(32) as threads:
-            assert list(threads.map(lambda pair: same_answer(*pair), PAIRS)) == alone
-    finally:
-        stop.set()
-        for process in busy:
-            process.join()
-
-
-def test_a_comparison_without_a_worker_is_named_and_undecided_and_not_different(monkeypatch, caplog):
-    monkeypatch.setattr(pool, "NAMED_S", 0.2)
-    workers = pool.WorkerPool()
-    try:
-        workers.warm_up()
-        assert workers.compare("2x", "x+x")
-        assert workers._process is not None
-        server = psutil.Process(workers._process.pid)
-        processes = [server, *server.children()]
-        for process in processes:
-            process.suspend()
-        with pytest.raises(Undecided, match="no CPU time"):
-            workers.compare("2x", "x+x", 0.5)
-        assert "no reply for 0 s; in 0 s it is ended" in caplog.text
-        threading.Timer(0.5, lambda: [process.resume() for process in processes]).start()
-        assert workers.compare("2x", "x+x", 60)  # it waits for the worker
-    finally:
-        workers.close()
-
-
-def test_a_stopped_worker_has_no_cpu_time_and_is_undecided():
-    workers = pool.WorkerPool()
-    try:
-        workers.warm_up()
-        thread = threading.Thread(target=lambda: time.sleep(0))
-        thread.start()
-        with pytest.raises(Undecided):
-            workers.compare(EXPENSIVE, "5", 0.05)  # 0.05 s of wall time are less than its CPU time
-    finally:
-        workers.close()
+def test_32_threads_decide_as_one():
+    pairs = [*PAIRS, *SERIES] * 2
+    alone = [same_answer(*pair) for pair in pairs]
+    assert alone == 2 * ([bool(n % 4) for n in range(24)] + [True] * 3 + [False] * 3)
+    with ThreadPoolExecutor(32) as threads:
+        assert list(threads.map(lambda pair: same_answer(*pair), pairs)) == alone
 
 
 async def test_an_undecided_answer_makes_the_rollout_unusable_and_is_counted():

@@ -1,29 +1,22 @@
-"""Answer verification: extraction, comparison, the 5 s limit, and the life of the worker processes."""
+"""Answer verification: extraction, comparison, and the 5 s limit."""
 
 import asyncio
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
 
-import psutil
 import pytest
 from helpers.cases import read_cases
 
-from rstar_lab.common.errors import UserError
-from rstar_lab.verify import Undecided, extract_answer, last_boxed, same_answer, verify, verify_many, warm_up
-from rstar_lab.verify import pool as pool_module
-from rstar_lab.verify import worker as worker_module
+from rstar_lab.verify import extract_answer, last_boxed, verify, verify_many
 from rstar_lab.verify.comparison import canonical_integer
 
 # An answer is decided within 5 s on a free core. CPU time is what counts, so a loaded machine takes longer.
 DEADLINE_S = 5.0 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 CASES = read_cases(__file__)
-pytestmark = pytest.mark.usefixtures("warm")
 
 
 def response(answer: str) -> str:
@@ -77,6 +70,11 @@ HOSTILE = {
     "power tower": "9^{9^{9^9}}",
     "factorials": "1000000!!!",
     "integral": r"\int_0^1 x^{x^{x}} dx",
+    "sums in sums": r"\sum_{n=1}^\infty\sum_{m=1}^\infty\frac{1}{n^2m^2}",
+    "limits in limits": r"\lim_{x\to0}\lim_{y\to0}\frac{xy}{x+y}",
+    "a divergent sum": r"\sum_{n=1}^\infty\frac1n",
+    "units": "5 " + "m " * 900,
+    "absolute values": "|x-1|+" * 30 + "|x|<3",
     "sum": r"\sum_{n=1}^{10^{9}} n!",
     "exponent": "1e999999999999",
     "polynomial": "x^{1000000}+(x+1)^{100000}",
@@ -92,7 +90,6 @@ HOSTILE = {
 @pytest.mark.slow
 def test_hostile_answers_fail_within_the_limit():
     """All are verified at once, together with one correct answer."""
-    warm_up()
     results: dict[str, tuple[bool, float]] = {}
 
     def verify_one(name: str, given: str) -> None:
@@ -142,107 +139,11 @@ def test_verify_many_keeps_the_order():
     assert verify_many([]) == []
 
 
-def worker_processes() -> list[psutil.Process]:
-    processes = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # the process has ended
-            if worker_module.__file__ in process.cmdline():
-                processes.append(process)
-    return processes
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("server", [True, False])
-def test_killed_workers_are_replaced_and_the_comparison_repeated(server):
-    """server: the process that starts the workers is killed too."""
-    for number in range(4):
-        assert same_answer(rf"\frac{{{2 * number}}}{{2}}", f"{number}.0")
-        for process in worker_processes():
-            if server or process.pid != pool_module.workers._process.pid:
-                process.kill()
-        if server:
-            warm_up()
-
-
-@pytest.mark.slow
-def test_forked_process_starts_its_own_workers():
-    assert same_answer(r"\frac{10}{2}", "5.0")
-    child = os.fork()
-    if child == 0:
-        try:
-            warm_up()
-            os._exit(0 if same_answer(r"\frac{12}{2}", "6.0") else 1)
-        finally:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert same_answer(r"\frac{14}{2}", "7.0")
-
-
-SCRIPT = """
-import sys, threading, time
-import rstar_lab.verify
-from rstar_lab.verify import pool as module
-from rstar_lab.common.errors import UserError
-assert not {"sympy", "math_verify", "numpy"} & set(sys.modules), "importing verify must stay light"
-# Start from a thread that ends: the fork server must outlive that thread.
-thread = threading.Thread(target=module.workers.warm_up); thread.start(); thread.join()
-time.sleep(0.3)
-assert module.workers.compare(r"\\frac{10}{2}", "5.0")
-print(module.workers._process.pid, flush=True)
-threading.Thread(target=module.workers.compare, args=(r"\\int_0^1 x^{x^{x}} dx", "5"), daemon=True).start()
-time.sleep(0.5)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("end", ["exit", "SIGKILL"])
-def test_workers_end_with_the_caller(end):
-    wait = "time.sleep(60)" if end == "SIGKILL" else "sys.exit(0)"
-    # Reading the pipe to its end would block if a worker inherited it.
-    caller = subprocess.Popen([sys.executable, "-c", SCRIPT + wait], stdout=subprocess.PIPE, text=True)
-    assert caller.stdout
-    server = psutil.Process(int(caller.stdout.readline()))
-    time.sleep(0.3)
-    processes = [server, *server.children(recursive=True)]
-    assert len(processes) >= 2, "expected the fork server and a worker that hangs"
-    if end == "SIGKILL":
-        caller.send_signal(signal.SIGKILL)
-    start = time.monotonic()
-    caller.stdout.read()
-    caller.wait(timeout=10)
-    assert time.monotonic() - start < DEADLINE_S
-    _, alive = psutil.wait_procs(processes, timeout=5)
-    assert not [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
-
-
-def test_missing_sympy_names_the_extra_to_install(monkeypatch, tmp_path):
-    (tmp_path / "sympy.py").write_text("raise ImportError")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    pool = pool_module.WorkerPool()
-    try:
-        with pytest.raises(UserError, match=r"\[sandbox\]"):
-            pool.compare(r"\lim_{x\to0}\frac{\sin x}{x}", "1", 30)
-    finally:
-        pool.close()
-
-
-@pytest.mark.slow
-def test_a_comparison_can_stop_after_a_slice_of_cpu_time():
-    hang, started = HOSTILE["integral"], time.monotonic()
-    with pytest.raises(Undecided):
-        same_answer(hang, "1/3", slice_s=0.1)
-    assert same_answer("\\frac{2}{6}", "1/3", slice_s=0.1)
-    assert not same_answer(hang, "1/3"), "it uses all of its CPU time"
-    assert time.monotonic() - started >= worker_module.CPU_S / 2
-
-
-@pytest.mark.slow
-def test_workers_do_not_get_the_environment_of_the_caller():
+def test_importing_and_comparing_load_no_large_package():
     code = (
-        "import os, pathlib; os.environ['SECRET_TOKEN'] = 'x'\n"
-        "from rstar_lab.verify.pool import workers\n"
-        "workers.warm_up()\n"
-        "print('SECRET' in pathlib.Path(f'/proc/{workers._process.pid}/environ').read_text())"
+        "import sys, rstar_lab.verify\n"
+        "assert not {'mpmath', 'numpy'} & set(sys.modules)\n"
+        r"assert rstar_lab.verify.same_answer(r'\sum_{n=1}^{\infty}\frac{1}{n^2}', r'\frac{\pi^2}{6}')" + "\n"
+        "assert not {'sympy', 'numpy'} & set(sys.modules)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "False\n", done.stderr
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

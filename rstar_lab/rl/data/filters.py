@@ -10,7 +10,7 @@ import numpy as np
 
 from rstar_lab.rl.data.similarity import Corpus, Texts, contaminated, near_duplicates
 from rstar_lab.rl.data.sources import Candidate
-from rstar_lab.verify import canonical_integer, same_answer, warm_up
+from rstar_lab.verify import canonical_integer, same_answer
 
 Drops = dict[int, str]
 
@@ -90,8 +90,6 @@ def wrong_labels(candidates: Sequence[Candidate], min_agree: int, max_answers: i
     """
     drops: Drops = {}
     unchecked = 0
-    if any(plain_integer(answer) is None for candidate in candidates for answer in candidate.answers):
-        warm_up()
     for place, candidate in enumerate(candidates):
         answers = candidate.answers[:max_answers]
         if len(answers) < min_agree:

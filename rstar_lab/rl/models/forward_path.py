@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 _WINDOWS = ("sliding_window", "attention_chunk_size")
+_SPARSE = ("index_topk", "index_topk_blocks", "indexer_budget")  # keys of attention to selected tokens
 _LENGTH = 6  # tokens of the prompt and of each of two responses of the comparison
 # Largest accepted difference of two logits, as a share of the largest logit. Rounding in bf16 is below 1%.
 _TOLERANCE, _TOLERANCE_BF16 = 1e-3, 0.05
@@ -127,6 +128,8 @@ def mixes_tokens_by_attention_only(config: Any) -> bool:
 def _find_path(model: "PreTrainedModel") -> ForwardPath:
     name = type(model).__name__
     config = model.config.get_text_config()
+    if sparse := next((key for key in _SPARSE if getattr(config, key, None)), None):
+        raise UserError(f"{name} cannot be trained: its sparse attention ({sparse}) depends on later tokens")
     windows = [getattr(config, key, None) for key in _WINDOWS]
     path = ForwardPath(shared_width=min((width for width in windows if width), default=math.inf))
     if not mixes_tokens_by_attention_only(config) or getattr(model, "_is_stateful", False):
@@ -158,12 +161,11 @@ def _compare(model: "PreTrainedModel", path: ForwardPath, name: str) -> ForwardP
         positions = torch.cat([rows[0], rows[0, _LENGTH:]])[None]
         part = torch.arange(3, device=device).repeat_interleave(_LENGTH)
         mask = ((part == 0) | (part[:, None] == part)).tril()[None, None]
-        responses = expected[:, _LENGTH:].flatten(0, 1)
 
         def shared() -> Tensor:
             return path.logits(model, path.states(model, tokens[None], positions, mask)[0, _LENGTH:])
 
-        if not _same(shared, responses, model):
+        if not _same(shared, expected[:, _LENGTH:].flatten(0, 1), model):
             _log.warning("%s mixes responses that share a row: every rollout gets its own row", name)
             path = replace(path, shared_width=0)
     packed_ids, packed_positions = sequences.reshape(1, -1), rows.reshape(1, -1)
@@ -186,7 +188,6 @@ def _same(logits: Any, expected: Tensor, model: "PreTrainedModel") -> bool:
         found = logits()
     except (AttributeError, TypeError, ValueError, RuntimeError):
         return False  # the model does not accept such rows, or has no LM head
-    device = expected.device.type
-    rough = torch.is_autocast_enabled(device) or model.dtype in (torch.bfloat16, torch.float16)
+    rough = torch.is_autocast_enabled(expected.device.type) or model.dtype in (torch.bfloat16, torch.float16)
     limit = (_TOLERANCE_BF16 if rough else _TOLERANCE) * float(expected.abs().max())
     return float((found.reshape(expected.shape) - expected).abs().max()) <= limit

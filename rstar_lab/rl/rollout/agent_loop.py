@@ -58,7 +58,7 @@ async def run_rollout(
     on_written: called after each turn but the first, before its tools run.
 
     A failure of the engine or the environment does not raise: it ends the rollout with StopReason.ENGINE_ERROR or
-    ENVIRONMENT_ERROR. So does an answer that could not be compared in time: StopReason.UNDECIDED.
+    ENVIRONMENT_ERROR. So does a reward without a result: StopReason.UNDECIDED.
     """
     CURRENT_PROBLEM.set(task.problem)
     context = context.of(task.problem)

@@ -13,13 +13,12 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.rl.environments.mixture import load_environments, make_environments
 from rstar_lab.rl.evaluation import evaluation_task
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.reward import make_reward, warm_up
+from rstar_lab.rl.reward import make_reward
 from rstar_lab.rl.rollout.agent_loop import run_rollout
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.plan import rollout_task
 from rstar_lab.rl.rollout.run import retry_failed, score_groups
-from rstar_lab.rl.section import REWARDS
 from rstar_lab.rl.session import make_sandbox, needs_sandbox, program_runner, tool_maker
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.engine import ScheduledClient, ScheduledEngine
@@ -114,8 +113,6 @@ class WorkerState:
         make_tools, run = tool_maker(settings.recipe, sandbox), program_runner(settings.recipe, opened)
         tools = make_tools(keys.tools)
         environments = make_environments(keys, load_environments(keys), make_tools, run)
-        if keys.reward in REWARDS:
-            await asyncio.to_thread(warm_up)  # otherwise the first answers could time out while the verifier starts
         codec = Codec(tokenizer, tools, keys.prompt_style)
         reward = make_reward(keys.reward, keys.answer, keys.reward_timeout_s, run)
         top_p = float(config.actor_rollout_ref.rollout.top_p)  # a key of verl, which no recipe key sets

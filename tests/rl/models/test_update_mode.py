@@ -9,6 +9,7 @@ from helpers.architectures import ARCHITECTURES, VOCABULARY, tiny_architecture
 from helpers.trajectories import BATCH
 from torch import nn
 
+from rstar_lab.common.errors import UserError
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.models.config_facts import context_length, query_width
 from rstar_lab.rl.models.update_mode import without_noise
@@ -158,6 +159,14 @@ def test_models_with_configs_of_another_shape_are_trained(make):
     passes = LocalPasses(Learner(model), RlSection(), None, None)
     assert passes.max_tokens == (2**20 if make == "falcon_mamba" else 512)
     assert worthwhile_width(model) >= SHARED_WIDTH
+
+
+def test_sparse_attention_that_selects_tokens_is_refused_by_name():
+    # DeepSeek-V3.2, GLM-MoE-DSA, HY-V4: which tokens are selected depends on the tokens behind a position.
+    model = gemma3()
+    model.config.get_text_config().index_topk = 4
+    with pytest.raises(UserError, match=r"Gemma3ForConditionalGeneration cannot be trained: .*\(index_topk\)"):
+        updated(model)
 
 
 def test_facts_of_configs_and_of_files():
