@@ -19,7 +19,6 @@ from rstar_lab.untrusted.files import DataError, read_json
 from rstar_lab.verify.released import released_program
 
 _MODEL_FILES = ("*.safetensors", "*.bin", "*.json", "*.txt", "*.jinja", "*.model")
-_VERIFIER_PACKAGES = ("mpmath",)
 
 
 def evaluation_identity(recipe: Recipe, problems: Sequence[Problem], model: str, samples: int) -> dict[str, Any]:
@@ -96,10 +95,10 @@ def model_hash(folder: Path, cache_dir: Path) -> str:
 
 @cache
 def verifier_version() -> str:
-    """Return the versions of the packages that verify answers, and a hash of the code of `rstar_lab.verify`."""
+    """Return the version of the package that computes answers, and a hash of the code of `rstar_lab.verify`."""
     source = b"".join(path.read_bytes() for path in sorted(Path(str(verify.__file__)).parent.glob("*.[pt]*")))
     own = f"rstar-lab {__version__} {hashlib.blake2b(source, digest_size=4).hexdigest()}"
-    return ", ".join([own, *map(_version, _VERIFIER_PACKAGES)])
+    return f"{own}, {_version('mpmath')}"
 
 
 def _version(package: str) -> str:

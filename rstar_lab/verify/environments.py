@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rstar_lab.verify.tokens import Cursor, Token, Unreadable
-from rstar_lab.verify.values import Cases, Group, Matrix, determinant
+from rstar_lab.verify.values import Cases, Group, Matrix, Relation, determinant
 
 Read = Callable[[Sequence[Token]], Any]  # reads tokens as one value
 Row = list[list[Token]]  # its cells
@@ -66,7 +66,8 @@ def _cases(rows: Sequence[Row], read: Read) -> Any:
             statements.append(read(value))
     if pairs and statements:
         raise Unreadable("cases without a condition")
-    return Cases(tuple(pairs)) if pairs else Group("", tuple(statements), "")
+    joined = "and" if all(isinstance(statement, Relation) for statement in statements) else ","
+    return Cases(tuple(pairs)) if pairs else Group("", tuple(statements), "", joined)
 
 
 def _parts(row: Row) -> tuple[list[Token], list[Token]]:

@@ -215,7 +215,8 @@ class Comparison:
             return self.answers(one.element, two.element) and self.all_answers(one.conditions, two.conditions)
         if isinstance(one, Combined) and isinstance(two, Combined) and one.operation == two.operation:
             return (self.all_answers if one.operation == "setminus" else self.unordered)(one.parts, two.parts)
-        return False
+        joined = isinstance(one, Group) and isinstance(two, Group) and one.joined == two.joined
+        return joined and self.unordered(one.items, two.items)
 
     def relations(self, one: Relation, two: Relation) -> bool:
         ordered = is_order(one), is_order(two)

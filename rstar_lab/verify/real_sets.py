@@ -151,7 +151,10 @@ def _bracketed(value: Group) -> RealSet | None:
 
 
 def _listed(value: Group) -> RealSet | None:
-    """Return the set of conditions that commas, `and` or `or` join. Two of them that exclude each other are alternatives."""
+    """Return the set of conditions that commas, `and` or `or` join.
+
+    Two that exclude each other are alternatives with a comma. With `and` they have no set, because some write `and` for `or`.
+    """
     first = value.items[0]
     excluding = isinstance(first, Relation) and first.signs == ("!=",)
     items = [
@@ -160,11 +163,11 @@ def _listed(value: Group) -> RealSet | None:
     ]
     parts = list(map(real_set, items))
     excluded = any(isinstance(item, Relation) and item.signs == ("!=",) for item in items)
-    alternatives = value.joined == "or" or (value.joined == "," and not excluded)
-    common = _joined(parts, "cap")
-    if value.joined != "or" and len(parts) == 2 and (alternatives or value.joined == "and") and common is not None:
-        alternatives = not any(common.profile()[1])
-    return _joined(parts, "cup") if alternatives else common
+    common = None if value.joined == "or" else _joined(parts, "cap")
+    met = common is not None and any(common.profile()[1])
+    if value.joined == "and":
+        return common if met else None
+    return common if (excluded and value.joined == ",") or (met and len(parts) == 2) else _joined(parts, "cup")
 
 
 def _related(value: Relation) -> RealSet | None:

@@ -200,10 +200,10 @@ def scaled(node: Formula) -> Any:
 
 
 def determinant(matrix: Matrix) -> Formula:
-    """Return the formula of a determinant."""
+    """Return the formula of a determinant, if it is square and small."""
     first, *others = matrix.rows
     if not len(first) == len(matrix.rows) <= MAX_DETERMINANT:
-        raise Unreadable("a determinant that is not square, or large")
+        return ("call", "det", matrix)  # has no value here
     total = number(0) if others else first[0]
     for place, cell in enumerate(first if others else ()):
         minor = Matrix(tuple(row[:place] + row[place + 1 :] for row in others))

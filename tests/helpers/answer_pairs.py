@@ -469,6 +469,20 @@ def outside(rng: random.Random) -> Pair:
     return either(rng, forms, misses)
 
 
+def joined(rng: random.Random) -> Pair:
+    """Inequalities that `and` joins are no union, even if no number meets both."""
+    low, high = sorted(rng.sample(range(-9, 10), 2))
+    union = [rf"(-\infty,{low})\cup({high},\infty)", rf"x<{low} \text{{ or }} x>{high}", f"x > {high} or x < {low}"]
+    common = [f"({low},{high})", rf"{low} < x < {high}", rf"x>{low} \text{{ and }} x<{high}", f"x<{high} and x>{low}"]
+    neither = [rf"x>{high} \text{{ and }} x<{low}", f"x<{low} and x>{high}", rf"x < {low} \land x > {high}"]
+    misses = [(one, two) for one in neither for two in (*union, *common, r"\varnothing", "no solution")]
+    pair = rng.choice([*misses, *((one, two) for one in union for two in common)])
+    if rng.random() < 0.5:
+        return (*rng.choice((pair, pair[::-1])), False)
+    forms = rng.choice((union, common, neither))
+    return rng.choice(forms), rng.choice(forms), True
+
+
 def excluded(rng: random.Random) -> Pair:
     point = rng.randint(-9, 9)
     forms = [
@@ -482,7 +496,7 @@ def excluded(rng: random.Random) -> Pair:
 KINDS: tuple[Draw, ...] = (
     numbers, arithmetic, named_value, roots, constants, scientific, repeating, bases, spelled, polynomials, letter_case, binomials,
     complex_numbers, plus_minus, equations, quantities, converted, percentages, currencies, scales, ratios, words, choices, tuples,
-    grouped, named, sets, matrices, intervals, half_lines, outside, excluded,
+    grouped, named, sets, matrices, intervals, half_lines, outside, joined, excluded,
 )  # fmt: skip
 
 
