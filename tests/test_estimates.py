@@ -40,6 +40,18 @@ def test_pass_at_k_is_the_mean_over_all_draws(samples):
         assert estimates.pass_at_k(k, samples, correct) == pytest.approx(np.mean([min(d) < correct for d in draws]))
 
 
+@pytest.mark.parametrize("samples", range(1, 10))
+def test_a_summary_has_pass_at_all_powers_of_two_and_the_majority(samples):
+    """The first sample of each problem is correct; all others have the same wrong answer."""
+    row = {"truth": "1", "response_tokens": 5, "calls": 0, "errors": 0, "truncated": False}
+    answers = ["1", *["2"] * (samples - 1)]
+    rows = [row | {"problem_id": name, "answer": a, "reward": float(a == "1")} for name in "abc" for a in answers]
+    result = summarise(rows)
+    shown = {int(k): interval[0] for k, interval in result["pass_at"].items()}
+    assert shown == {k: pytest.approx(k / samples) for k in (1, 2, 4, 8) if k <= samples}
+    assert result[f"maj{samples}"][0] == float(samples < 3), "a tie goes to the first answer"
+
+
 def test_the_cache_of_answer_comparisons_is_bounded():
     assert evaluation._same.cache_info().maxsize
 
