@@ -242,9 +242,10 @@ def test_every_rule_without_texts_has_a_planted_fault():
 def test_the_page_lists_every_rule():
     page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text()
     rows = page.split("<!-- rules -->")[1].split("<!-- end -->")[0].strip().splitlines()[2:]
-    listed = [tuple(cell.strip() for cell in row.strip("|").split("|")) for row in rows]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    listed = [(name, columns) for columns, names in cells for name in names.split("; ")]
     read = lambda rule: ", ".join(column.partition(".")[2] or column for column in rule.reads)  # noqa: E731
-    assert listed == sorted((rule.name, read(rule)) for rule in RULES)
+    assert sorted(listed) == sorted((rule.name, read(rule)) for rule in RULES)
 
 
 def write_verl(folder: Path, change=lambda row, step, i: row, steps: int = 6) -> Path:
