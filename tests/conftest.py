@@ -31,9 +31,9 @@ if "XDG_STATE_HOME" not in os.environ:
 # With two threads per process, OpenMP's threads spin while they wait for a core that another test uses (six times the CPU time).
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Property tests use the same examples in every `make test`; `make test-all` searches for new ones.
-settings.register_profile("repeatable", derandomize=True, database=None)
-settings.register_profile("explore", print_blob=True)
+# Property tests use the same examples in every `make test`; `make test-all` searches for new ones. Wall time depends on other processes.
+settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
+settings.register_profile("explore", print_blob=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
