@@ -229,20 +229,20 @@ def _with_known_reward(table: pd.DataFrame, runs: Runs) -> tuple[pd.DataFrame, l
 
 
 def _weights(parts: np.ndarray, advantage: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return the weights of centred rewards that explain the advantages best, and the explained share of their variance. The advantages
-    can be divided by the standard deviation of their group, which follows from the weights."""
+    """Return the weights of centred rewards that explain the advantages best, and the explained share of the variance of their sum.
+    In a group, the advantages are proportional to that sum, whatever they were divided by."""
     _, number = np.unique(groups, return_inverse=True)
-    sizes = np.bincount(number)
-    best, explained, scale = np.zeros(parts.shape[1]), 0.0, np.ones(len(advantage))
-    for _ in range(30):
-        weights = np.linalg.lstsq(parts, advantage * scale, rcond=None)[0]
-        total = parts @ weights
-        share = 1 - float(((advantage - total / scale) ** 2).sum() / (advantage**2).sum())
-        if share > explained:
-            best, explained = weights, share
-        deviation = np.sqrt(np.bincount(number, total**2) / np.maximum(sizes - 1, 1))[number]
-        scale = np.where(deviation > 1e-9, deviation, 1.0)
-    return best, explained
+    squares = np.bincount(number, advantage**2)[number]
+    unit = np.where(squares > 1e-12, advantage / np.sqrt(np.maximum(squares, 1e-12)), 0.0)
+    along = [np.bincount(number, unit * part)[number] * unit for part in parts.T]
+    _, sizes, directions = np.linalg.svd(parts, full_matrices=False)
+    basis = (
+        directions[sizes > 1e-9 * sizes[0]] / sizes[sizes > 1e-9 * sizes[0], None]
+    ).T  # parts @ basis is orthonormal
+    rest = (parts - np.stack(along, axis=1)) @ basis
+    shares, found = np.linalg.eigh(rest.T @ rest)
+    explaining = basis @ found[:, shares < max(1e-4, 1.001 * shares[0])]  # several, if groups are small
+    return explaining @ (explaining.T @ (parts.T @ advantage)), 1 - float(shares[0])
 
 
 def _own(path: Path) -> list[Log]:

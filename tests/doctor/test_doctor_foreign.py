@@ -4,6 +4,7 @@ import json
 import random
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -218,6 +219,27 @@ def test_what_is_read_in_part_has_a_note(tmp_path):
     (tmp_path / "state" / "trainer_state.json").write_text("{}")
     with pytest.raises(UserError, match="no log_history can be read"):
         doctor(tmp_path / "state")
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.95])
+@pytest.mark.parametrize("divisor", ["none", "group", "batch"])
+def test_a_float_column_beside_the_reward_of_trl_is_not_added_to_it(share, divisor, tmp_path):
+    """In a group, advantages are proportional to the reward, however rare right answers are and whatever they are divided by."""
+    rng = np.random.default_rng(int(100 * share))
+    for step in range(12):
+        reward_GR = (rng.random((4, 8)) < share).astype(float)
+        advantage_GR = reward_GR - reward_GR.mean(1, keepdims=True)
+        advantage_GR /= {
+            "none": 1,
+            "group": reward_GR.std(1, ddof=1, keepdims=True) + 1e-4,
+            "batch": reward_GR.std() + 1e-4,
+        }[divisor]
+        rows = {
+            "step": step, "prompt": np.repeat([f"{step}+{n}?" for n in range(4)], 8), "completion": "so \\boxed{5}",
+            "accuracy": reward_GR.ravel(), "num_chars": rng.integers(20, 400, 32).astype(float), "advantage": advantage_GR.ravel(),
+        }  # fmt: skip
+        pd.DataFrame(rows).to_parquet(tmp_path / f"completions_{step:05d}.parquet")
+    assert set(doctor(tmp_path).logs[0].rollouts.reward) == {0.0, 1.0}
 
 
 def test_waste_without_lengths_adds_up_and_an_evaluation_has_none(tmp_path):
