@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rstar_lab.analysis.filters import Where, selects_steps, sql_list, where_sql
+from rstar_lab.analysis.filters import Where, selects_steps, where_sql
 from rstar_lab.analysis.inspector.notes import read_notes
 from rstar_lab.analysis.queries import check_query
 from rstar_lab.analysis.text_search import excerpt, in_any_case, search_pattern
@@ -311,13 +311,12 @@ class Runs:
             where: As in `trajectories`. Limit it to a run and a range of steps: transcripts are large.
             limit: Maximum number of rows.
         """
-        condition, only = self.condition(where), ""
+        condition, chosen = self.condition(where), list[list[str]]()
         if selects_steps(where):
             steps = self.condition(where, "steps")
         else:
             steps = f"(run_id, step) IN (SELECT run_id, step FROM trajectories WHERE {condition})"
-            chosen = self.sql(f"SELECT traj_id FROM trajectories WHERE {condition}").traj_id
-            only = f" AND traj_id IN ({sql_list(chosen)})"
+            chosen = [self.sql(f"SELECT traj_id FROM trajectories WHERE {condition}").traj_id.tolist()]
         pattern = search_pattern(text.lower())
         scope = (steps, self._views.state())
         known, table = self._searched
@@ -325,17 +324,17 @@ class Runs:
             files = self._views.files("transcripts", steps)
             if known != scope or sum(map(uncompressed_text_bytes, files)) > _SEARCH_BYTES:
                 self._searched = scope, None
-                query = f"SELECT {', '.join(_FOUND)} FROM ({select_files_sql('transcripts', files)})"
-                query += f" WHERE regexp_matches(messages, ?){only} LIMIT {int(limit)}"
-                return _hits(self._views.arrow(query, [in_any_case(pattern)]), pattern)
+                only = "AND traj_id IN (SELECT unnest(?::VARCHAR[]))" if chosen else ""
+                rows = f"SELECT {', '.join(_FOUND)} FROM ({select_files_sql('transcripts', files)})"
+                query = f"{rows} WHERE regexp_matches(messages, ?) {only} LIMIT {int(limit)}"
+                return _hits(self._views.arrow(query, [in_any_case(pattern), *chosen]), pattern)
             # Faster from the second search on. The pattern has both cases of the letters that are not lowered here.
-            read = [read_steps(file, _FOUND) for file in files]
-            table = pa.concat_tables(read) if read else TRANSCRIPTS.empty_table()
+            table = pa.concat_tables([read_steps(file, _FOUND) for file in files] or [TRANSCRIPTS.empty_table()])
             table = table.append_column("small", pc.ascii_lower(table["messages"]))
             self._searched = scope, table
         table = table.filter(pc.match_substring_regex(table["small"], pattern))
-        if only:
-            table = table.filter(pc.is_in(table["traj_id"], pa.array(chosen)))
+        if chosen:
+            table = table.filter(pc.is_in(table["traj_id"], pa.array(chosen[0], pa.string())))
         return _hits(table.slice(0, limit), pattern)
 
     def _query(

@@ -41,13 +41,14 @@ def test_text_of_any_script_and_case_is_found_in_calls(calls, text):
 
 def test_own_runs_are_searched_in_any_case(tmp_path):
     with RunWriter.open(tmp_path, "own", kind="train", recipe={}, seed=0) as writer:
-        text = json.dumps([{"role": "assistant", "content": "GRÖSSE Москва"}])
+        text = '[{"role": "assistant", "content": "GRÖSSE Москва \u212a"}]'  # with a Kelvin sign
         row = {"traj_id": "own/1", "group_id": "1/p", "problem_id": "p", "sample": 0, "reward": 1.0}
         writer.write_step(
             "rl", 1, trajectories=[row], calls=[], transcripts=[{"traj_id": "own/1", "messages": text}], metrics={}
         )
-    runs = open_runs(tmp_path / "own")
-    assert [len(runs.search(text)) for text in ("grösse", "GRÖSSE", "москва", "größe")] == [1, 1, 1, 0]
+    runs, texts = open_runs(tmp_path / "own"), ("grösse", "GRÖSSE", "москва", "größe", "k", "Gr")
+    assert [len(open_runs(tmp_path / "own").search(text)) for text in texts] == [1, 1, 1, 0, 0, 1]  # in DuckDB
+    assert [len(runs.search(text)) for text in texts] == [1, 1, 1, 0, 0, 1]  # from the second text on in memory
     assert len(inspect(runs).source.search("grösse", "TRUE")["hits"]) == 1
 
 
