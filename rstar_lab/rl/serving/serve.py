@@ -123,6 +123,7 @@ class Replica:
         host = "127.0.0.1" if options.host in ("0.0.0.0", "::") else options.host
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self.token = options.api_key or ""
+        self.token_file: Path | None = None  # with a token that is made at the start
         self.port, self.log = port, folder / f"server-{number}.log"
         self.restarts = 0
         self._keeper: asyncio.subprocess.Process | None = None
@@ -270,7 +271,7 @@ async def serving(
     try:
         for replica in replicas:
             if not replica.token and options.own_token:
-                replica.token, _ = tokens.enter_context(published_token(options.host, replica.port))
+                replica.token, replica.token_file = tokens.enter_context(published_token(options.host, replica.port))
             await replica.spawn()
         await asyncio.gather(*(replica.wait_until_ready() for replica in replicas))
         watchers = [asyncio.create_task(_watch(replica, on_event)) for replica in replicas]
@@ -324,10 +325,10 @@ async def serve_command(options: ServeOptions, as_json: bool) -> None:
         async with serving(options, print_event) as replicas:
             urls = [replica.url for replica in replicas]
             if as_json:
-                name = options.model.resolve().name
-                print(
-                    json.dumps({"urls": urls, "model": name, "pids": [replica.pid for replica in replicas]}), flush=True
-                )
+                pids = [replica.pid for replica in replicas]
+                print(json.dumps({"urls": urls, "model": options.model.resolve().name, "pids": pids}), flush=True)
             else:
+                for replica in (replica for replica in replicas if replica.token_file):
+                    print(f"for OpenAI clients: {replica.url}/v1, API key in {replica.token_file}", flush=True)
                 print(f"ready: {' '.join(urls)}   (Ctrl-C ends {'it' if len(urls) == 1 else 'them'})", flush=True)
             await asyncio.Event().wait()
