@@ -20,8 +20,8 @@ HANDLING = {
 def recorded_sums(name: str = "ablation") -> pd.DataFrame:
     """Return the recorded result of `ablation_sums` from which a table of docs/ablation.md is computed.
 
-    name: `ablation`; `ablation-clean`, whose SFT data has no deliberate errors; `ablation-options`, RoC with newer options of
-    the recipe; `ablation-faults`, with failures of the sandbox; `ablation-pretrained`, SmolLM2-135M-Instruct.
+    name: `ablation`; `ablation-clean`, whose SFT data has no deliberate errors; `ablation-options` and `ablation-echo`, RoC with
+    newer options of the recipe; `ablation-faults`, with failures of the sandbox; `ablation-pretrained`, SmolLM2-135M-Instruct.
     """
     return load_sums(benchmark_file(f"{name}.parquet"))
 

@@ -82,7 +82,7 @@ plot_frontier(recorded)
 # %% [markdown]
 # ## The recorded grid of newer options
 #
-# RoC alone, and with a token baseline (OTB), with a loss on tool responses (ECHO) or with branching after tool responses.
+# RoC alone, and with a token baseline (OTB) or with branching after tool responses.
 
 # %%
 plot_frontier(load_sums(benchmark_file("ablation-options.parquet")))

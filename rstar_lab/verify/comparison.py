@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from rstar_lab.common.errors import UserError
 from rstar_lab.verify import equality
 from rstar_lab.verify.extraction import AnswerFormat, extract_answer
-from rstar_lab.verify.gold import fault_of_answer
+from rstar_lab.verify.gold import fault_of_answer, final_answer
 
 MAX_EXPRESSION = 2_000  # characters; longer answers are compared as text only
 
@@ -49,6 +49,8 @@ def same_answer(candidate: str, answer: str) -> bool:
     candidate: the answer to check. answer: the true answer.
     """
     candidate, answer = _strip(candidate), _strip(answer)
+    if answer.startswith(("['", '["')):  # a list of texts
+        answer = final_answer(answer)
     if not candidate or not answer:
         return False
     if candidate == answer:

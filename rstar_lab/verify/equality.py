@@ -381,6 +381,8 @@ class Comparison:
         return choice.value is not None and self.inner(choice.value, other, ours)
 
     def texts(self, one: Text, two: Text) -> bool:
+        if len({text.words[0] in units.UNITS for text in (one, two) if len(text.words) == 1}) == 2:  # `mg`, `Mg`
+            return False
         return [word.casefold() for word in one.words] == [word.casefold() for word in two.words]
 
     def text(self, text: Text, other: Any, ours: bool) -> bool:
@@ -411,7 +413,8 @@ def same_name(one: str, two: str) -> bool:
     """Return whether two names are equal, or one is `y` and the other a function of x."""
     functions = ("f(x)", "g(x)", "h(x)", "y(x)")
     one, two = plain_name(one), plain_name(two)
-    return one == two or (one == "y" and two in functions) or (two == "y" and one in functions)
+    same = one.removesuffix("(x)") == two.removesuffix("(x)")
+    return same or (one == "y" and two in functions) or (two == "y" and one in functions)
 
 
 def plain_name(name: str) -> str:

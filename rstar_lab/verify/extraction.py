@@ -61,9 +61,8 @@ def last_boxed(text: str) -> str | None:
         elif token.startswith(("\\boxed", "\\fbox", "\\framebox")):
             open_braces.append(match.end())
             starts[match.end()] = match.start()
-    found = [box for box in sorted(boxes, key=lambda box: box[1])]
-    found += [(m.start(), m.start(1), m.end(1)) for m in deque(_UNBRACED.finditer(text, first.start()), maxlen=20)]
-    found.sort(key=lambda box: box[1])
+    unbraced = deque(_UNBRACED.finditer(text, first.start()), maxlen=20)
+    found = sorted([*boxes, *((m.start(), m.start(1), m.end(1)) for m in unbraced)], key=lambda box: box[1])
     filled = [box for box in found if text[box[1] : box[2]].strip()]
     if not filled:
         return text[found[-1][1] : found[-1][2]] if found else None

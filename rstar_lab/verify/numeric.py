@@ -122,10 +122,9 @@ def polynomial_roots(coefficients: Sequence[Number]) -> list[Number]:
     _spend(100 * FUNCTION_STEPS * len(coefficients))
     try:
         with _LOCK:
-            found = _CONTEXT.polyroots([_inexact(value) for value in coefficients[::-1]], maxsteps=100, extraprec=100)
+            return list(_CONTEXT.polyroots(list(map(_inexact, coefficients[::-1])), maxsteps=100, extraprec=100))
     except _CONTEXT.NoConvergence:
         raise NotComputed from None
-    return list(found)
 
 
 def close(first: Number, second: Number) -> bool:
@@ -279,9 +278,7 @@ def _applied(name: str, *arguments: Number) -> Number:
 
 def _bounded(node: Any, values: dict[str, Fraction]) -> Number:
     kind, name, low, high, body = node
-    if low is None or high is None:
-        raise NotComputed
-    if high == INFINITY:
+    if None in (low, high) or high == INFINITY:
         return _extrapolated(node, values)
     first, last = evaluate(low, values), evaluate(high, values)
     if any(not isinstance(bound, Fraction) or bound.denominator != 1 for bound in (first, last)) or first > last:
@@ -297,7 +294,6 @@ def _extrapolated(node: Any, values: dict[str, Fraction]) -> Number:
     """Return the value of a limit, an integral or an infinite sum."""
     kind = node[0]
     body, name = node[1:3] if kind in ("int", "lim") else (node[4], node[1])
-
     terms = count()
 
     def at(place: Any) -> Any:

@@ -205,7 +205,7 @@ def _letters(word: str) -> Any:
         return product(word)
     if word.casefold() == "none":
         return Nothing()
-    return Text((word,) if word.isupper() else plain_words([Token("word", word)]))
+    return Text((word,) if word.isupper() or len(word) < 3 else plain_words([Token("word", word)]))
 
 
 def _statement(parser: Parser) -> Any:
