@@ -113,7 +113,7 @@ inspect(runs) if runs else None
 # %% [markdown]
 # ## Use the model elsewhere
 #
-# The trained model is a folder in Hugging Face format with its chat template. transformers loads it, and vLLM serves it:
+# The trained model is a folder in Hugging Face format with its chat template. transformers loads it, and vLLM serves it on a GPU:
 # `vllm serve FOLDER --enable-auto-tool-choice --tool-call-parser hermes`.
 
 # %%
