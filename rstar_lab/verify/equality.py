@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from rstar_lab.verify import units
-from rstar_lab.verify.numeric import NotComputed, NoValue, begin_comparison, constant_ratio, rational, same_formulas
+from rstar_lab.verify.numeric import NotComputed, NoValue, comparison, constant_ratio, rational, same_formulas
 from rstar_lab.verify.real_sets import FLIPPED, is_order, real_set, set_name
 from rstar_lab.verify.roots import same_solutions
 from rstar_lab.verify.syntax import MAX_WORDS, PUNCTUATION, plain_words, read
@@ -42,10 +42,7 @@ _OTHERWISE = (("otherwise",), ("else",))
 
 def words_of(text: str) -> tuple[str, ...]:
     """Return the words and signs of a text that is compared as text."""
-    try:
-        tokens = tokens_of(text)
-    except Unreadable:
-        return tuple(re.sub(r"\s+", "", text))
+    tokens = tokens_of(text)
     if all(token.kind == "word" or token.text in PUNCTUATION for token in tokens):
         return plain_words(tokens)
     return tuple(token.text for token in tokens if token.text not in (",", "."))
@@ -59,8 +56,8 @@ def equal(candidate: str, answer: str) -> bool:
     except Unreadable:
         return candidate == answer
     try:
-        begin_comparison()
-        return Comparison().answers(read(candidate), read(answer))
+        with comparison():
+            return Comparison().answers(read(candidate), read(answer))
     except Unreadable:
         return words_of(candidate) == words_of(answer)
     except (NoValue, NotComputed):  # such as a bound that is 1/0
@@ -398,14 +395,11 @@ class Comparison:
             return False
         return self.answers(product(text.words[0]), other)
 
-    def never(self, *_: Any) -> bool:
-        return False
-
     # (type, rule for two values of the type, rule for one and another value; None: the first rule for both)
     _RULES: tuple[tuple[Any, Callable[..., bool], Any], ...] = (
         (Choice, choices, choice), (Tagged, tagged, tagged_and_plain),
         (Cases, cases, None), (Text, texts, text), (Combined | Builder, real_sets, None), (Group, groups, group),
-        (Nothing, real_sets, None), (Relation, relations, relation), (Quantity, quantities, None), (Matrix, matrices, never),
+        (Nothing, real_sets, None), (Relation, relations, relation), (Quantity, quantities, None), (Matrix, matrices, lambda *_: False),
     )  # fmt: skip
 
 

@@ -6,8 +6,10 @@ agree at several points. The steps of a comparison are counted and limited, so i
 
 import math
 import operator
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
 from functools import partial
 from itertools import count
@@ -39,8 +41,9 @@ Number = Any  # Fraction, mpf or mpc
 
 
 _ACCURACY = _CONTEXT.mpf(10) ** -40  # of an integral
-_LEFT = threading.local()  # steps of the comparison in this thread
-_LOCK = threading.RLock()  # mpmath changes the precision of its context while it extrapolates
+_LOCK = threading.Lock()  # one comparison at a time: functions of mpmath change the precision of their context
+os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
+_left = 0  # steps of the comparison
 
 
 class NotComputed(Exception):
@@ -51,14 +54,19 @@ class NoValue(Exception):
     """A formula has no value at a point, such as 1/0."""
 
 
-def begin_comparison() -> None:
-    """Give a comparison its steps."""
-    _LEFT.steps = MAX_STEPS
+@contextmanager
+def comparison() -> Iterator[None]:
+    """Give the comparison in this context its steps. Values are computed in such a context only."""
+    global _left
+    with _LOCK:
+        _left = MAX_STEPS
+        yield
 
 
 def _spend(steps: int) -> None:
-    _LEFT.steps = getattr(_LEFT, "steps", MAX_STEPS) - steps
-    if _LEFT.steps < 0:
+    global _left
+    _left -= steps
+    if _left < 0:
         raise NotComputed
 
 
@@ -121,8 +129,7 @@ def polynomial_roots(coefficients: Sequence[Number]) -> list[Number]:
     """Return the roots of a polynomial without multiple ones. coefficients: the constant first."""
     _spend(100 * FUNCTION_STEPS * len(coefficients))
     try:
-        with _LOCK:
-            return list(_CONTEXT.polyroots(list(map(_inexact, coefficients[::-1])), maxsteps=100, extraprec=100))
+        return list(_CONTEXT.polyroots(list(map(_inexact, coefficients[::-1])), maxsteps=100, extraprec=100))
     except _CONTEXT.NoConvergence:
         raise NotComputed from None
 
@@ -308,17 +315,16 @@ def _extrapolated(node: Any, values: dict[str, Fraction]) -> Number:
 
     if None in node:
         raise NotComputed
-    with _LOCK:
-        if kind == "lim":
-            return _CONTEXT.limit(at, bound(node[3]))
-        if kind == "int":
-            found, error = _CONTEXT.quad(at, list(map(bound, node[3:])), error=True)
-            if error > _ACCURACY * max(1, abs(found)):
-                raise NotComputed
-            return found
-        if kind == "prod" or abs(at(1000)) > abs(at(100)) / 2:  # extrapolation gives a value to divergent sums too
+    if kind == "lim":
+        return _CONTEXT.limit(at, bound(node[3]))
+    if kind == "int":
+        found, error = _CONTEXT.quad(at, list(map(bound, node[3:])), error=True)
+        if error > _ACCURACY * max(1, abs(found)):
             raise NotComputed
-        return _CONTEXT.nsum(at, list(map(bound, node[2:4])))
+        return found
+    if kind == "prod" or abs(at(1000)) > abs(at(100)) / 2:  # extrapolation gives a value to divergent sums too
+        raise NotComputed
+    return _CONTEXT.nsum(at, list(map(bound, node[2:4])))
 
 
 _CONSTANTS = {"pi": +_CONTEXT.pi, "e": +_CONTEXT.e, "i": _CONTEXT.mpc(0, 1)}

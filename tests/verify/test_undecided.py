@@ -1,5 +1,7 @@
 """Rewards without a result are not wrong, and threads do not change what is equal."""
 
+import os
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -25,6 +27,16 @@ def test_32_threads_decide_as_one():
     assert alone == 2 * ([bool(n % 4) for n in range(24)] + [True] * 3 + [False] * 3)
     with ThreadPoolExecutor(32) as threads:
         assert list(threads.map(lambda pair: same_answer(*pair), pairs)) == alone
+
+
+def test_a_process_that_is_forked_during_a_comparison_can_compare():
+    busy = threading.Thread(target=lambda: [same_answer(*pair) for pair in SERIES * 5])
+    busy.start()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if same_answer(*SERIES[0]) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    busy.join()
 
 
 async def test_an_undecided_answer_makes_the_rollout_unusable_and_is_counted():
