@@ -23,14 +23,14 @@ class WorkloadGrid(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    engines: int = Field(64, ge=1)
+    engines: int = Field(8, ge=1)
     rollouts: int = Field(256, ge=1)
     kv_tokens: list[int] = [125_000, 250_000, 800_000]
     mean_tokens: list[float] = [1000, 3000, 6000]
     tool_s: list[float] = [0.1, 0.3, 4.0]
     max_turns: int = Field(10, ge=1)
     history: int = Field(8, ge=0)
-    seeds: int = Field(2, ge=1)
+    seeds: int = Field(3, ge=1)
 
     def regimes(self) -> list[Regime]:
         """Return the workloads of the grid."""
