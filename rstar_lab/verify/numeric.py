@@ -26,6 +26,7 @@ MAX_TERMS = 200  # of an infinite sum or a limit: the extrapolation of more is s
 MAX_BITS = 40_000  # of an exact number
 MAX_MAGNITUDE = 1e6  # of the logarithm of a number that is not exact
 MAX_ARGUMENT = 2_000  # of a factorial
+TAIL = 1_000  # beyond it, an integrand whose size cannot be computed is 0
 INFINITY = ("const", "inf")
 MIN_DECIMALS = MIN_SIGNIFICANT = 6
 MIN_AGREED = 3  # points at which formulas have the same value
@@ -307,7 +308,12 @@ def _extrapolated(node: Any, values: dict[str, Fraction]) -> Number:
         _spend(FUNCTION_STEPS)
         if kind != "int" and next(terms) > MAX_TERMS:
             raise NotComputed
-        return real(evaluate(body, {**values, name: _CONTEXT.mpf(place)}))
+        try:
+            return real(evaluate(body, {**values, name: _CONTEXT.mpf(place)}))
+        except NotComputed:
+            if kind == "int" and abs(place) > TAIL:  # such as e^-x; where it grows, the error of the integral shows it
+                return _CONTEXT.zero
+            raise
 
     def bound(formula: Any) -> Any:
         infinite = formula in (INFINITY, ("neg", INFINITY))
