@@ -15,9 +15,8 @@ def search_pattern(text: str, *, any_case: bool = True) -> str:
 
 
 def in_any_case(pattern: str) -> str:
-    """Return an RE2 pattern with both cases of ASCII letters, for a pattern that searches lowered texts. The flag `i` folds more."""
-    other = r"[^\x00-\x{10FFFF}]"  # upper-case letters of `pattern` find nothing in lowered texts
-    return re.sub("[a-zA-Z]", lambda c: f"[{c[0]}{c[0].upper()}]" if c[0].islower() else other, pattern)
+    """Return an RE2 pattern with both cases of ASCII letters. pattern: of lower-case texts, where upper-case letters find nothing."""
+    return re.sub("[a-zA-Z]", lambda c: f"[{c[0]}{c[0].upper()}]" if c[0].islower() else r"\b\B", pattern)
 
 
 def _one_of(char: str, any_case: bool) -> str:

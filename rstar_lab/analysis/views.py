@@ -331,8 +331,7 @@ def uncompressed_text_bytes(file: StoredFile) -> int:
     """Return the approximate size of the messages of a file's steps in memory, read from its footer."""
     foot = read_footer(file.path)
     messages, step = (foot.schema.names.index(name) for name in ("messages", "step"))
-    groups = map(foot.row_group, range(foot.num_row_groups))
-    spans = ((group, group.column(step).statistics) for group in groups)
+    spans = ((group, group.column(step).statistics) for group in map(foot.row_group, range(foot.num_row_groups)))
     inside = (group for group, held in spans if held is None or any(held.min <= n <= held.max for n in file.steps))
     return sum(group.column(messages).total_uncompressed_size for group in inside)
 

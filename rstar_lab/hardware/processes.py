@@ -126,8 +126,7 @@ def process_tree_bytes(pid: int, *, proportional: bool) -> int:
     """Return the memory of a process and its descendants in bytes. proportional: count shared pages once; slow."""
     total = 0
     with contextlib.suppress(*GONE):
-        process = psutil.Process(pid)
-        for one in (process, *process.children(recursive=True)):
+        for one in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
             with contextlib.suppress(*GONE):
                 total += one.memory_full_info().pss if proportional else one.memory_info().rss
     return total

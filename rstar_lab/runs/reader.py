@@ -326,8 +326,7 @@ def run_folders(runs_dir: str | Path) -> list[Path]:
     root = Path(runs_dir)
     if not root.is_dir():
         raise RunStoreError(f"there is no folder {root}; set the folder of the runs with --runs-dir")
-    folders = (path for path in root.iterdir() if not path.name.startswith("."))
-    return sorted(path for path in folders if (path / "run.json").exists())
+    return sorted(path for path in root.iterdir() if not path.name.startswith(".") and (path / "run.json").exists())
 
 
 def find_runs_dir(runs_dir: str | Path = "", *, required: bool = False) -> Path:
