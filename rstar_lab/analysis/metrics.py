@@ -85,11 +85,11 @@ _DUPLICATES = Metric(
 )  # fmt: skip
 _ALL = (
     Metric(
-        "pass1", "pass@1", "trajectories with a correct answer / trajectories",
+        "pass1", "pass@1", "trajectories with a correct answer / trajectories (before resampling)",
         "correct::INT", "(correct IS NOT NULL)::INT", (_sum("correct"), "CASE WHEN NOT own_reward THEN correct_n END"), 1, True,
     ),
     Metric(
-        "rewarded", "rewarded", "trajectories with reward > 0 / trajectories",
+        "rewarded", "rewarded", "trajectories with reward > 0 / trajectories (before resampling)",
         "rewarded::INT", "(reward IS NOT NULL)::INT", (_sum("correct"), "correct_n"), 1, True,
     ),
     _mean("reward", "reward", "mean reward", better=1),

@@ -93,5 +93,10 @@ def readable(answer: str) -> bool:
 
 
 def verify_many(pairs: Iterable[tuple[str, str]], *, answer_format: AnswerFormat = "tagged") -> list[bool]:
-    """Return `verify` for each pair (response text, answer), in order. answer_format: as recipe key `rl.answer`."""
+    """Return `verify` for each pair, in order.
+
+    Args:
+        pairs: Response text and true answer.
+        answer_format: As recipe key `rl.answer`.
+    """
     return [verify(*pair, answer_format=answer_format) for pair in pairs]
