@@ -95,4 +95,6 @@ def test_a_job_whose_log_does_not_fit_continues(disk, tmp_path):
     freed.touch()
     assert Job(folder).wait(timeout_s=30) == JobStatus.FINISHED
     log = Job(folder).logs()
-    assert log.startswith("line 0000 ") and log.endswith("lines of output could not be written]\nafter\n")
+    # The supervisor may still read the last lines when there is space again.
+    assert log.startswith("line 0000 ") and " lines of output could not be written]\n" in log
+    assert log.endswith("\nafter\n")
