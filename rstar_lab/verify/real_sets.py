@@ -19,10 +19,8 @@ ORDER = frozenset(("<", ">", "<=", ">="))
 FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "=": "=", "!=": "!="}
 NUMBER_SETS = "ℝℤℕℚℂ"
 MAX_INTEGERS = 10_000
-TOLERANCE, ROUNDING = (
-    Fraction(1, 10**35),
-    Fraction(1, 10**42),
-)  # relative; absolute, of the value of a formula at its root
+TOLERANCE = Fraction(1, 10**35)  # relative
+ROUNDING = Fraction(1, 10**42)  # absolute, of the value of a formula at its root
 
 Contains = Callable[[Number], bool]
 _JOINS: dict[str, Callable[[Sequence[bool]], bool]] = {
@@ -71,9 +69,8 @@ def located_at(bound: Formula, values: dict[str, Fraction] | None = None) -> Any
 
 def _sign(place: Any, bound: Any) -> int:
     """Return -1, 0 or 1 as a number is less than, equal to or greater than a bound, to 35 digits."""
-    inexact = (
-        isinstance(place, Fraction) and isinstance(bound, Fraction) and (place.denominator | bound.denominator) >> 99
-    )
+    finite = isinstance(place, Fraction) and isinstance(bound, Fraction)
+    inexact = finite and (place.denominator | bound.denominator) >> 99
     if inexact and abs(place - bound) <= max(abs(place), abs(bound)) * TOLERANCE + ROUNDING:
         return 0
     return (place > bound) - (place < bound)

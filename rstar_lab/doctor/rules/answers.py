@@ -110,9 +110,9 @@ def truncation_jumps(log: Log) -> Evidence | None:
 
 
 def _rise(sides: Sequence[np.ndarray], level: float) -> tuple[float, float, float]:
-    """Return the difference of the means of two samples of groups, with Student's interval, never of zero width."""
+    """Return the difference of the means of two samples of groups, with Student's interval. Its width is never zero."""
     value, degrees = float(sides[1].mean() - sides[0].mean()), max(1, sum(map(len, sides)) - 2)
-    squares = sum(len(side) * float(side.var()) for side in sides) + 0.25  # as if one more group were cut by half
+    squares = sum(len(side) * float(side.var()) for side in sides) + 0.25  # of one more group, 0.5 from its mean
     half = critical_t(degrees, level) * np.sqrt(squares / degrees * sum(1 / len(side) for side in sides))
     return value, value - half, value + half
 

@@ -70,7 +70,7 @@ class SftSection(SftConfig):
     problems: Problems | None = None
     """Synthetic problems. Their solution traces are generated and executed in the sandbox."""
     mix: dict[str, float] = Field({})
-    """Weights of the kinds of synthetic traces, and other fields of `TraceMix` in rl/synthetic/traces.py."""
+    """Relative frequency of each kind of synthetic trace, such as `clean: 0.8`; all fields: `TraceMix` in rl/synthetic/traces.py."""
     conversations: tuple[MixEntry, ...] = ()
     """Files of conversations, and how many conversations to use of each."""
 
