@@ -56,7 +56,7 @@ demo: $(READY)  ## train a tool-using model from random weights (7 minutes) and 
 RUN_TESTS = $(PYTEST) -m "$(1)" -n 3 --dist loadfile --no-loadscope-reorder --durations 30 || \
   { test $$? = 1 && echo && echo "Again, one at a time:" && $(PYTEST) -m "$(1)" --last-failed --last-failed-no-failures none --maxfail 1; }
 
-test: setup services  ## run the tests that protect every promise and every seam, with real components (10 minutes)
+test: setup services  ## run the tests that protect every promise and every seam, with real components (8 minutes)
 	$(call RUN_TESTS,not soak and not rest)
 
 test-rest: setup services  ## run all other tests except long soaks and Slurm (15 minutes)
