@@ -78,7 +78,10 @@ def true_answers_look_wrong(log: Log) -> Evidence | None:
     # One row per problem: an answer that at least three rollouts and half of those of the problem give.
     agreed = rows[(same >= 3) & (same >= 0.5 * size)].drop_duplicates("problem_id")
     # A hard problem is solved by some rollouts. If its true answer is wrong, by none.
-    solved = right.groupby(rows.problem_id).transform("any")
+    solved = right.groupby(rows.problem_id).transform("any")[agreed.index]
+    # A model that errs agrees less with itself than where it is right; where the true answer is wrong, as much.
+    agreement = (same / size)[agreed.index]
+    agreed = agreed[~(agreement < agreement[solved].quantile(0.25))]
     what = "problems on whose answer most rollouts agree have another true answer, which no rollout gives"
     return among(agreed, ~solved[agreed.index], what, above=0.05, least=15, cost=0.6)
 
