@@ -125,13 +125,6 @@ def _missing_command(error: ModuleNotFoundError | UserError) -> Callable[[], Non
     return missing
 
 
-def _raise_missing_extra(error: ModuleNotFoundError) -> None:
-    package = (error.name or "").split(".")[0]
-    if package not in EXTRA_OF:
-        raise error
-    raise UserError(f"this command requires {package}: {install_hint(EXTRA_OF[package])}") from error
-
-
 _mount()
 
 
@@ -186,7 +179,10 @@ def run() -> None:
         try:
             code = app(standalone_mode=False)
         except ModuleNotFoundError as error:
-            _raise_missing_extra(error)
+            package = (error.name or "").split(".")[0]
+            if package not in EXTRA_OF:
+                raise
+            raise UserError(f"this command requires {package}: {install_hint(EXTRA_OF[package])}") from error
         except Exception as error:
             if not hasattr(error, "format_message"):  # of Typer, whose classes differ between its versions
                 raise

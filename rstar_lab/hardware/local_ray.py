@@ -134,7 +134,8 @@ class LocalRay:
         deadline = time.monotonic() + START_TIMEOUT_S
         try:
             while watcher.poll() is None:
-                logs = self._log_tails()
+                files = [*self.folder.glob("node-*.log"), *self.folder.glob("session_latest/logs/raylet.err")]
+                logs = " | ".join(f"{file.name}: {file.read_text(errors='replace')[-600:]}" for file in files)
                 dead = "Check failed" in logs or any(process.poll() is not None for process in self._processes)
                 if dead or time.monotonic() > deadline:
                     raise UserError(f"Ray did not start {count} nodes within {START_TIMEOUT_S} s: {logs}")
@@ -142,10 +143,6 @@ class LocalRay:
         finally:
             watcher.kill()
             watcher.wait()
-
-    def _log_tails(self) -> str:
-        logs = [*self.folder.glob("node-*.log"), *self.folder.glob("session_latest/logs/raylet.err")]
-        return " | ".join(f"{path.name}: {path.read_text(errors='replace')[-600:]}" for path in logs)
 
     def close(self) -> None:
         """End every process of this cluster, and of no other cluster."""

@@ -70,7 +70,7 @@ def load_recipe(
     for key, value in (overrides or {}).items():
         _set(data, key, value)
     data = {key: value for key, value in data.items() if value is not None}  # a section without keys has its defaults
-    data.setdefault("name", _run_name(path.stem))
+    data.setdefault("name", re.sub(r"[^A-Za-z0-9._-]+", "_", path.stem).strip("_") or "recipe")
     if profile is not None:
         data = resolve_recipe_paths(data, profile)
     return parse_recipe(data, where=str(source if path.parent == RECIPES else path))
@@ -159,11 +159,6 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
             )
         overrides[key.strip()] = parsed
     return overrides
-
-
-def _run_name(stem: str) -> str:
-    """Return a valid run name for the name of a recipe file: letters, digits, `.`, `_` and `-` only."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", stem).strip("_") or "recipe"
 
 
 def _number(value: Any) -> Any:

@@ -102,7 +102,9 @@ async def fine_tune(session: RunSession) -> tuple[Path, Path]:
             finally:
                 stopped.set()
         del model
-        release_gpu_memory()  # the engines that start next need it
+        if torch.cuda.is_available():  # the engines that start next need the memory of freed tensors
+            gc.collect()
+            torch.cuda.empty_cache()
         release_free_heap()
         writer.finish("finished", result=result)
     return base, after
@@ -116,13 +118,6 @@ def load_policy(folder: Path, lora: Lora | None, *, seed: int | None, bf16: bool
     if lora is not None and seed is not None:
         attach_lora(model, lora, seed)
     return model.to(device())  # type: ignore[arg-type]
-
-
-def release_gpu_memory() -> None:
-    """Return the memory of freed tensors from torch's allocator to the GPU, so that other processes can use it."""
-    if torch.cuda.is_available():
-        gc.collect()
-        torch.cuda.empty_cache()
 
 
 def base_folder(recipe: Recipe, run_dir: Path) -> Path:
@@ -149,8 +144,6 @@ async def sft_data(session: RunSession, run_dir: Path) -> list[Segments]:
     dataset += [conversation.segments(tokens, renderer) for conversation in conversations]
     if recipe.model == "tiny":
         build_base(recipe, dataset, run_dir / "base")
-    else:
-        load_tokenizer(recipe.model)  # only to raise its errors, which name the folder
     return dataset
 
 

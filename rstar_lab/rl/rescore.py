@@ -1,7 +1,7 @@
 """`rstar-lab rescore`: compute the rewards of a stored run again, with another reward or answer format, without sampling."""
 
 import hashlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +72,8 @@ def rescore(
             f"run {source.run_id}: {without} of {len(trajectories)} trajectories have no correct answer (column truth), which "
             f"--reward {reward} requires; import them with it, or use --reward module:function"
         )
-    texts = dict(texts_of_model(source))
+    transcripts = source.read("transcripts", ["traj_id", "messages"]).to_pylist()
+    texts = {row["traj_id"]: "\n".join(own_texts(row["messages"])) for row in transcripts}  # as a reward gets them
     if missing := trajectories.keys() - texts.keys():
         raise UserError(f"run {source.run_id} has no transcript of {len(missing)} trajectories, such as {min(missing)}")
     threads = ThreadPoolExecutor(THREADS)  # not in a `with` statement, which waits for running calls after Ctrl-C
@@ -90,9 +91,7 @@ def rescore(
         if row["stop_reason"] == StopReason.UNDECIDED:  # decided now
             row["stop_reason"] = str(StopReason.ANSWERED)
     correct = sum(value > 0 for value in rewards)
-    if dry_run:
-        return Rescored(None, len(trajectories), correct_before, correct, changes)
-    run, result = _write(source, steps, trajectories, reward, answer)
+    run, result = (None, None) if dry_run else _write(source, steps, trajectories, reward, answer)
     return Rescored(run, len(trajectories), correct_before, correct, changes, result)
 
 
@@ -139,9 +138,3 @@ def _write(
         result = summarise_usable(scored) | summarise_sets(scored, sets) if info["kind"] == "evaluate" else None
         writer.finish("finished", result=result)
     return runs_dir / run_id, result
-
-
-def texts_of_model(source: RunReader) -> Iterator[tuple[str, str]]:
-    """Yield (traj_id, text of the model), as the agent loop passes it to the reward."""
-    for row in source.read("transcripts", ["traj_id", "messages"]).to_pylist():
-        yield row["traj_id"], "\n".join(own_texts(row["messages"]))

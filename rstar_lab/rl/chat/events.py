@@ -83,7 +83,8 @@ class TurnSplitter:
         """Return the events of the text that was kept. calls: all calls of the turn, as the agent loop has parsed them."""
         events: list[Event] = []
         for call in calls:
-            events += [*self._plain(call.start), call_event(call)]
+            shown = call.raw.strip() if call.arguments is None else _code(call.arguments)
+            events += [*self._plain(call.start), Event(Kind.CALL, shown, call.name or "")]
             if call.end > self._at:
                 self._at, self.kind = call.end, Kind.TEXT
         return events + self._plain(len(self._text))
@@ -110,12 +111,8 @@ def _start_of_tag(text: str) -> int:
     return 0
 
 
-def call_event(call: ToolCall) -> Event:
-    """Return the event of a call: its code, or its raw text if it could not be parsed."""
-    return Event(Kind.CALL, _code(call.arguments) if call.arguments is not None else call.raw.strip(), call.name or "")
-
-
 def _code(arguments: dict[str, Any]) -> str:
+    """Return the code of a call, with its other arguments as a comment; without code, the arguments."""
     code, others = arguments.get("code"), {name: value for name, value in arguments.items() if value and name != "code"}
     if not isinstance(code, str):
         return json.dumps(arguments, ensure_ascii=False, indent=1)

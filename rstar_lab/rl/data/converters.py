@@ -124,10 +124,6 @@ class _Turn:
     def text(self) -> str:
         return "\n\n".join(text.strip() for text in self.texts if text.strip())
 
-    def continues_with(self, other: "_Turn") -> bool:
-        """Return whether `other` belongs to this turn: parallel calls, their results, or a text that goes on."""
-        return self.role == other.role and not (self.calls and other.text)
-
 
 def _turn(role: str, text: str | None, calls: Iterable[tuple[str, dict[str, Any]]] = ()) -> _Turn:
     return _Turn(role, [text or ""], list(calls))
@@ -137,7 +133,8 @@ def _messages(turns: Iterable[_Turn]) -> Messages:
     """Return the messages of a conversation up to the last answer of the assistant. Raises ValueError without one."""
     joined: list[_Turn] = []
     for turn in turns:
-        if joined and joined[-1].continues_with(turn):
+        # Parallel calls, their results, or a text that goes on.
+        if joined and joined[-1].role == turn.role and not (joined[-1].calls and turn.text):
             joined[-1].texts += turn.texts
             joined[-1].calls += turn.calls
         else:

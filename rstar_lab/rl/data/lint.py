@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from rstar_lab.rl.problems import ProblemError, read_problem, read_rows
 from rstar_lab.rl.renderers import paper as chat
 from rstar_lab.rl.renderers.base import count_answers
-from rstar_lab.tool_calls import parse_tool_calls
+from rstar_lab.tool_calls import parse_tool_calls, parse_turn
 from rstar_lab.untrusted.text import counted
 from rstar_lab.verify import readable
 from rstar_lab.verify.gold import fault_of_answer
@@ -141,18 +141,12 @@ def _turns(conversation: "Conversation") -> Iterator[LintFinding]:
         if not closed or "<answer>" in reason or "<tool_call>" in reason:
             yield LintFinding(place, "turn", "no closed <reason> at the beginning")
         elif "<tool_call>" in rest:
-            if "<answer>" in _outside_calls(rest):
+            if "<answer>" in parse_turn(rest).outside:
                 yield LintFinding(place, "turn", "both a call and an answer")
         elif answers != 1:
             yield LintFinding(place, "turn", f"{answers} answers and no call")
         elif not re.sub(r"</?answer>", "", rest).strip():
             yield LintFinding(place, "empty", "the answer is empty")
-
-
-def _outside_calls(text: str) -> str:
-    for call in parse_tool_calls(text):
-        text = text.replace(call.raw, "")
-    return text
 
 
 def _control(conversation: "Conversation") -> Iterator[LintFinding]:

@@ -72,21 +72,19 @@ class Texts:
 
     def hashes(self) -> np.ndarray:
         """Return one uint64 hash per text: (texts,). Texts with equal tokens have equal hashes."""
-        return self._fold(_mix(self.ids.astype(np.uint64) + np.uint64(1)))
-
-    def symbols(self, is_symbol: np.ndarray) -> np.ndarray:
-        """Return one uint64 hash per text, of its symbols in order: (texts,). is_symbol: see `Corpus.is_symbol`."""
-        chosen = is_symbol[self.ids] if len(self.ids) else np.empty(0, bool)
-        bounds = np.concatenate([[0], np.cumsum(chosen)])[self.bounds]
-        return Texts(self.ids[chosen], bounds).hashes()
-
-    def _fold(self, mixed: np.ndarray) -> np.ndarray:
+        mixed = _mix(self.ids.astype(np.uint64) + np.uint64(1))
         # Sum of token hashes, each times a hash of its position, so that the order matters.
         lengths = np.diff(self.bounds)
         places = np.arange(len(mixed)) - np.repeat(self.bounds[:-1], lengths)
         weighted = mixed * _mix(places.astype(np.uint64) + np.uint64(7))
         sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(weighted, dtype=np.uint64)])
         return _mix(sums[self.bounds[1:]] - sums[self.bounds[:-1]] + lengths.astype(np.uint64))
+
+    def symbols(self, is_symbol: np.ndarray) -> np.ndarray:
+        """Return one uint64 hash per text, of its symbols in order: (texts,). is_symbol: see `Corpus.is_symbol`."""
+        chosen = is_symbol[self.ids] if len(self.ids) else np.empty(0, bool)
+        bounds = np.concatenate([[0], np.cumsum(chosen)])[self.bounds]
+        return Texts(self.ids[chosen], bounds).hashes()
 
     def ngrams(self, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the hash of each n-gram, the index of its text, and its start in `ids`: three arrays of shape (n-grams,).

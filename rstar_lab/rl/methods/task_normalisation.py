@@ -49,14 +49,9 @@ def normalise_tokens(
     for part, arrays in tokens.items():
         values = np.concatenate(arrays)
         moments[part] = (values.mean(), values.std() + EPS) if len(values) else (0.0, 1.0)
-    return [
-        [
-            _normalised(stream, *moments[part_of(rollout)])
-            for rollout, stream in zip(group.rollouts, scores, strict=True)
-        ]
-        for group, scores in zip(groups, streams, strict=True)
-    ]
 
+    def normalised(rollout: Trajectory, stream: Streams) -> Streams:
+        mean, std = moments[part_of(rollout)]
+        return replace(stream, advantage_T=(stream.advantage_T - mean) / std)
 
-def _normalised(streams: Streams, mean: float, std: float) -> Streams:
-    return replace(streams, advantage_T=(streams.advantage_T - mean) / std)
+    return [[*map(normalised, group.rollouts, scores)] for group, scores in zip(groups, streams, strict=True)]

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ADAPTER = "adapter"  # subfolder of a stored model
+PREFIX = "base_model.model."  # prefix of the weights' names in a model that peft has wrapped
 _NAME = "default"  # peft's name of the adapter
 
 
@@ -109,7 +110,7 @@ def save_adapter(folder: Path, model: nn.Module) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     state = get_peft_model_state_dict(model, adapter_name=_NAME)
-    state = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in state.items()}
+    state = {f"{PREFIX}{name}": tensor.contiguous() for name, tensor in state.items()}
     save_file(state, folder / "adapter_model.safetensors", {"format": "pt"})
     model.peft_config[_NAME].save_pretrained(folder)  # type: ignore[index, union-attr, operator]
 
@@ -120,5 +121,5 @@ def load_adapter(folder: Path, model: nn.Module) -> None:
     from safetensors.torch import load_file
 
     state = load_file(folder / "adapter_model.safetensors")
-    state = {name.removeprefix("base_model.model."): tensor for name, tensor in state.items()}
+    state = {name.removeprefix(PREFIX): tensor for name, tensor in state.items()}
     set_peft_model_state_dict(model, state, adapter_name=_NAME)

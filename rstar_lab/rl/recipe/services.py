@@ -52,10 +52,9 @@ class EngineSection(Section):
             raise ValueError(
                 "kind: server requires urls, and urls require kind: server: --set engine.kind=server --set engine.urls=[URL, ...]"
             )
-        if self.teacher_url is not None and not self.teacher_url.startswith(("http://", "https://")):
-            raise ValueError(f"teacher_url: {self.teacher_url!r} does not begin with http:// or https://")
-        if wrong := next((url for url in self.urls if not url.startswith(("http://", "https://"))), None):
-            raise ValueError(f"urls: {wrong!r} does not begin with http:// or https://")
+        for key, url in (("teacher_url", self.teacher_url), *(("urls", url) for url in self.urls)):
+            if url is not None and not url.startswith(("http://", "https://")):
+                raise ValueError(f"{key}: {url!r} does not begin with http:// or https://")
         return self
 
 

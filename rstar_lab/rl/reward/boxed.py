@@ -16,6 +16,7 @@ import re
 import secrets
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,10 +89,8 @@ class GraderBox:
 
     def close(self) -> None:
         """End the processes of the sandbox."""
-        try:
+        with suppress(Exception):  # at the exit of the process; its processes end with it
             self._thread.call(self._sandbox.aclose(), timeout_s=10)
-        except Exception:  # at the exit of the process; its processes end with it
-            pass
         self._thread.stop()
 
 

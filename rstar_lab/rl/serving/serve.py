@@ -174,12 +174,9 @@ class Replica:
             command += ["--kv-cache-memory-bytes", str(2**30)]
             # On a CPU, seeded sampling is reproducible only without chunked prefill (see
             # `engines.group.engine_options`).
-            command += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(max(8192, self.context))]
+            tokens = max(8192, options.max_model_len or context_length(read_config(options.model)) or 0)
+            command += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", str(tokens)]
         return [*command, *options.extra]
-
-    @property
-    def context(self) -> int:
-        return self.options.max_model_len or context_length(read_config(self.options.model)) or 8192
 
     def environment(self) -> dict[str, str]:
         variables = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"}

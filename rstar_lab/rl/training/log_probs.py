@@ -1,7 +1,6 @@
 """Forward pass of the policy: log-probs and entropy of the model's tokens, without a batch x length x vocabulary tensor."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -266,7 +265,9 @@ class _LeanTokenStats(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         context.logits = partial(_scaled_logits, path, model, temperature=temperature, fp32_head=fp32_head)
         context.plain = path.plain
-        context.autocast = _current_autocast(states_NH.device.type)
+        device = states_NH.device.type
+        state = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+        context.autocast = lambda: torch.autocast(device, state[0], enabled=state[1])
         logits_NV = context.logits(states_NH)
         normaliser_N1 = logits_NV.logsumexp(-1, keepdim=True)
         expected_N11 = torch.cat(
@@ -300,9 +301,3 @@ def _scaled_logits(
 ) -> Tensor:
     logits = path.logits(model, states, fp32=fp32_head)
     return logits if temperature == 1 else logits / temperature
-
-
-def _current_autocast(device: str) -> Callable[[], AbstractContextManager[Any]]:
-    """Return a factory of contexts with the autocast state of now."""
-    enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-    return lambda: torch.autocast(device, dtype, enabled=enabled)

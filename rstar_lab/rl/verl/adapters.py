@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rstar_lab.rl.models.lora import merge, peft_config
+from rstar_lab.rl.models.lora import PREFIX, merge, peft_config
 from rstar_lab.rl.recipe.sft import Lora
 
-PREFIX = "base_model.model."  # prefix of the weights' names in a model that peft has wrapped
 _WEIGHTS, _INDEX = "*.safetensors", "model.safetensors.index.json"
 
 
