@@ -413,6 +413,6 @@ class RlSection(Section):
         """How the prompts of the run are written."""
         keys = self.prompt.model_dump()
         return PromptStyle(
-            self.prompt.format, keys.get("system_prompt"), None, self.instruction(self.reward), self.answer,
+            self.prompt.format, keys.get("system_prompt"), self.instruction(self.reward), self.answer,
             keys.get("template_options", {}), keys.get("chat_template"), self.limits.tool_truncate_side,
         )  # fmt: skip

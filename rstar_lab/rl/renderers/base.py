@@ -16,7 +16,6 @@ from rstar_lab.tool_calls import Syntax, ToolCall, parse_tool_calls, text_outsid
 from rstar_lab.verify import AnswerFormat, extract_answer
 
 END_OF_TURN = "<|im_end|>"
-QUESTION_WRAPPER = "{question}\n\n{answer_instruction}"
 PromptFormat = Literal["paper", "released", "model"]
 PROMPT_FORMATS: tuple[PromptFormat, ...] = get_args(PromptFormat)
 TruncateSide = Literal["left", "middle", "right"]
@@ -41,7 +40,6 @@ class PromptStyle:
 
     prompt_format: PromptFormat = "paper"
     system: str | None = None
-    wrapper: str | None = None
     instruction: str | None = None
     answer: AnswerFormat = "tagged"
     template_options: Mapping[str, Any] = field(default_factory=dict)
@@ -49,11 +47,9 @@ class PromptStyle:
     truncate_side: TruncateSide = "middle"
 
 
-def format_question(question: str, wrapper: str = QUESTION_WRAPPER, instruction: str = "") -> str:
-    """Return the content of the user turn that asks `question`. wrapper: contains `{question}`, and may contain
-    `{answer_instruction}`, which stands for `instruction`."""
-    before, _, after = wrapper.replace("{answer_instruction}", instruction).partition("{question}")
-    return f"{before}{question}{after.rstrip()}"
+def format_question(question: str, instruction: str) -> str:
+    """Return the content of the user turn that asks `question`. instruction: how to write the answer; may be empty."""
+    return question + f"\n\n{instruction}".rstrip()
 
 
 class Renderer(ABC):
@@ -64,7 +60,6 @@ class Renderer(ABC):
     Attributes:
         name: The format, as in the recipe.
         has_template: Whether the format has a chat template and SFT conversations of its own. If not, it is that of a model.
-        for_environments: Whether an environment may speak in a rollout.
         rejects_extra_calls: Whether calls beyond the limit of a turn get an error; if not, they get no response.
         python_tool: Name of the default code tool in a recipe.
         system_prompt: Default system prompt.
@@ -77,7 +72,6 @@ class Renderer(ABC):
 
     name: ClassVar[PromptFormat]
     has_template: ClassVar[bool] = True
-    for_environments: ClassVar[bool] = True
     rejects_extra_calls: ClassVar[bool] = True
     python_tool: ClassVar[str] = "python"
     system_prompt: ClassVar[str] = ""
@@ -129,10 +123,10 @@ class Renderer(ABC):
         return self.continuation([], self.question_turn(question), ended=ended)
 
     def question_turn(self, question: str) -> str:
-        """Return the user turn that asks a question, with the wrapper and the answer instruction of the style."""
+        """Return the user turn that asks a question, with the answer instruction of the style."""
         style = self.style
         instruction = self.instruction(style.answer) if style.instruction is None else style.instruction
-        return format_question(question, style.wrapper or QUESTION_WRAPPER, instruction)
+        return format_question(question, instruction)
 
     @classmethod
     def instruction(cls, answer: AnswerFormat) -> str:
@@ -213,7 +207,7 @@ class Renderer(ABC):
     @classmethod
     def sft_question(cls, question: str) -> str:
         """Return the content of the user message that asks a question in SFT conversations."""
-        return format_question(question, QUESTION_WRAPPER, cls.instruction("tagged"))
+        return format_question(question, cls.instruction("tagged"))
 
     @classmethod
     def chat_template(cls, control_tokens: Sequence[str]) -> str:

@@ -37,8 +37,6 @@ def render_prompt(
     *,
     system: str | None = None,
     control_tokens: Sequence[str] | None = None,
-    wrapper: str | None = None,
-    instruction: str | None = None,
 ) -> str:
     """Return the text of the first prompt of a rollout, up to the start of generation, in the format paper or released.
 
@@ -48,8 +46,6 @@ def render_prompt(
         prompt_format: `paper` or `released`. The format `model` needs a tokenizer: see `ModelRenderer`.
         system: System prompt; None: the format's own; "": none (paper only).
         control_tokens: Strings to neutralise in the question; None: those of the paper's format, none in the released one.
-        wrapper: See `base.format_question`; paper only.
-        instruction: See `base.format_question`; paper only.
 
     Returns:
         The prompt.
@@ -59,19 +55,15 @@ def render_prompt(
     """
     kind = renderer_type(prompt_format)
     schemas = [kind.code_tool(tool) if isinstance(tool, str) else dict(tool) for tool in tools]
-    style = PromptStyle(prompt_format, system=system, wrapper=wrapper, instruction=instruction)
-    return kind(style, control_tokens).prompt(question, schemas)
+    return kind(PromptStyle(prompt_format, system=system), control_tokens).prompt(question, schemas)
 
 
-def render_tool_results(
-    results: Iterable[str], prompt_format: PromptFormat = "paper", *, control_tokens: Sequence[str] | None = None
-) -> str:
+def render_tool_results(results: Iterable[str], prompt_format: PromptFormat = "paper") -> str:
     """Return the text that follows the end-of-turn token of a turn with tool calls, up to the start of generation.
 
     Args:
         results: Texts of the tool responses, in the order of the calls.
         prompt_format: `paper` or `released`.
-        control_tokens: As in `render_prompt`, neutralised in the results.
 
     Returns:
         The text.
@@ -79,4 +71,4 @@ def render_tool_results(
     Raises:
         UserError: The format is unknown, or it is `model`.
     """
-    return renderer_type(prompt_format)(PromptStyle(prompt_format), control_tokens).continuation(list(results))
+    return renderer_type(prompt_format)(PromptStyle(prompt_format)).continuation(list(results))

@@ -9,6 +9,7 @@ text that follows the token that ends a turn. The model's own tokens are never r
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,8 @@ class ModelRenderer(Renderer):
                 before = self._render(messages[:1], [_PROBE_SCHEMA], generate=True)
             except TemplateError:
                 continue
-            turn = text[_common_length(text, before) :].partition(self.end)[0]
+            same = len(commonprefix([text, before]))  # noqa: RUF071  of texts, not of paths
+            turn = text[same:].partition(self.end)[0]
             if syntax := find_syntax(turn.rpartition("</think>")[2], "probe_tool", {"code": "print(1)"}):
                 return syntax
         raise UserError(
@@ -244,10 +246,3 @@ def _call_id(index: int) -> str:
 def _call(index: int, arguments: Mapping[str, Any] | str) -> dict[str, Any]:
     function = {"name": "probe_tool", "arguments": arguments}
     return {"id": _call_id(index), "type": "function", "function": function}
-
-
-def _common_length(first: str, second: str) -> int:
-    """Return the length of the common beginning."""
-    return next(
-        (index for index, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
-    )

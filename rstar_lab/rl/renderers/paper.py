@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from rstar_lab.rl.renderers import base
-from rstar_lab.rl.renderers.base import END_OF_TURN, QUESTION_WRAPPER, Messages, PromptFormat, Renderer, Schemas, Texts
+from rstar_lab.rl.renderers.base import END_OF_TURN, Messages, PromptFormat, Renderer, Schemas, Texts
 
 SPECIAL_TOKENS = ("<|im_start|>", END_OF_TURN, "<|endoftext|>")
 FORMAT_TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -61,9 +61,9 @@ JUPYTER_TOOL = function_schema(
 # --- rendering -------------------------------------------------------------------------------------------------------
 
 
-def format_question(question: str, wrapper: str = QUESTION_WRAPPER, instruction: str = ANSWER_REQUEST) -> str:
-    """Return the content of the user turn that asks `question`; see `base.format_question`."""
-    return base.format_question(question, wrapper, instruction)
+def format_question(question: str) -> str:
+    """Return the content of the user turn that asks `question`."""
+    return base.format_question(question, ANSWER_REQUEST)
 
 
 def control_tokens(tokenizer: Any) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from rstar_lab.common.outcomes import Outcome
 from rstar_lab.rl.renderers.base import END_OF_TURN, Messages, Renderer, Schemas, Texts, TruncateSide
 from rstar_lab.rl.renderers.paper import (
     ANSWER_REQUEST,
+    GENERATION_PREFIX,
     TOOL_CALLS_JINJA,
     assistant_text,
     function_schema,
@@ -25,8 +26,6 @@ from rstar_lab.rl.renderers.paper import (
 )
 from rstar_lab.sandbox.call import CallResult
 from rstar_lab.tool_calls import ToolCall
-
-GENERATION_PREFIX = "<|im_start|>assistant\n<reason>"
 
 SYSTEM_PROMPT = (
     "A conversation between User and Assistant. The User asks a question, and the Assistant solves it. The Assistant "
@@ -169,7 +168,6 @@ class ReleasedRenderer(Renderer):
     """The format of the released model."""
 
     name = "released"
-    for_environments = False
     rejects_extra_calls = False
     python_tool = "python_released"
     system_prompt = SYSTEM_PROMPT
