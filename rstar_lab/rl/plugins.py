@@ -1,5 +1,6 @@
 """User functions that a recipe names as `module:name`, imported from the working directory."""
 
+import contextvars
 import difflib
 import hashlib
 import importlib
@@ -7,8 +8,10 @@ import inspect
 import math
 import re
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -79,6 +82,26 @@ def calling(where: str) -> Iterator[None]:
     except Exception as error:
         at = traceback.extract_tb(error.__traceback__)[-1]
         raise UserError(f"{where} failed at {at.filename}:{at.lineno}: {type(error).__name__}: {error}") from error
+
+
+def start_call(function: Callable[..., Any], *values: Any, **named: Any) -> Future[Any]:
+    """Call a function in a new daemon thread, for which the exit of the process does not wait. Return the future of its result.
+
+    An exception that would end the process, such as SystemExit, is a RuntimeError in the future.
+    """
+    result: Future[Any] = Future()
+    result.set_running_or_notify_cancel()  # so that a waiting task that is cancelled does not cancel it
+
+    def run() -> None:
+        try:
+            result.set_result(function(*values, **named))
+        except BaseException as error:
+            # asyncio's futures do not accept StopIteration.
+            fits = isinstance(error, Exception) and not isinstance(error, StopIteration)
+            result.set_exception(error if fits else RuntimeError(f"{type(error).__name__}: {error}"))
+
+    threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()
+    return result
 
 
 def finite_number(value: Any, where: str) -> float:

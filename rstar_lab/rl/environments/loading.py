@@ -11,7 +11,7 @@ from rstar_lab.rl.environments.base import Environment, EnvironmentFailure, Malf
 from rstar_lab.rl.environments.episode import Episode
 from rstar_lab.rl.plugins import load_named
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.reward.foreign import is_scorer, parameters_of
+from rstar_lab.rl.reward.foreign import is_scorer, parameters_of, required_of
 from rstar_lab.rl.tools.base import Tool, ToolResult, tool_name
 from rstar_lab.rl.tools.registry import by_name, load_tools
 from rstar_lab.rl.tools.user import UserTool
@@ -149,12 +149,7 @@ def is_environment(loaded: Any) -> bool:
     if not callable(loaded) or is_scorer(loaded):
         return False
     accepts_any = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters_of(loaded))
-    return isinstance(loaded, type) or not (accepts_any or _required_arguments(loaded))
-
-
-def _required_arguments(loaded: Any) -> list[str]:
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters_of(loaded) if p.default is p.empty and p.kind not in kinds]
+    return isinstance(loaded, type) or not (accepts_any or required_of(parameters_of(loaded)))
 
 
 def load_environment(name: str, target: str, time_limit_s: float) -> EnvironmentClass:
@@ -165,6 +160,6 @@ def load_environment(name: str, target: str, time_limit_s: float) -> Environment
     loaded = load_named(target, f"rl.environments.{name}.environment")
     if not callable(loaded):
         raise UserError(f"rl.environments.{name}.environment: {target} is a {type(loaded).__name__}; expected a class")
-    if required := _required_arguments(loaded):
+    if required := required_of(parameters_of(loaded)):
         raise UserError(f"rl.environments.{name}.environment: {target} must not require arguments ({required[0]})")
     return EnvironmentClass(name, loaded, time_limit_s)

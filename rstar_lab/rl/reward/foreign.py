@@ -50,15 +50,15 @@ def parameters_of(target: Any) -> list[inspect.Parameter]:
         return []
 
 
-def required_of(parameters: list[inspect.Parameter]) -> set[str]:
+def required_of(parameters: list[inspect.Parameter]) -> list[str]:
     """Return the names of the parameters that have no default."""
-    return {p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
 
 def _verl_reward(name: str, function: Callable[..., Any], parameters: list[inspect.Parameter]) -> Callable[..., Any]:
     """Adapt `compute_score(data_source, solution_str, ground_truth, extra_info)` of verl, which returns a number or a dict."""
     supplied = ("data_source", "solution_str", "ground_truth", "extra_info")
-    if unknown := sorted(required_of(parameters).difference(supplied)):
+    if unknown := sorted(set(required_of(parameters)).difference(supplied)):
         raise UserError(f"rl.reward: {name}: nothing supplies the parameter {unknown[0]}")
     accepted = {p.name for p in parameters}
 
@@ -83,7 +83,7 @@ def _trl_reward(
     messages, or strings if the parameter `completions` has the annotation `list[str]`. None as a reward counts as 0, as in TRL.
     Raises UserError for an async function and for arguments that only TRL's trainer can supply.
     """
-    required = required_of(parameters)
+    required = set(required_of(parameters))
     if unknown := sorted(required.intersection(TRAINER_ONLY)):
         raise UserError(f"rl.reward: {name}: parameter {unknown[0]} is supplied by TRL's trainer only")
     missing = sorted(required - {*COLUMNS, *LOGGING, *info}) if info is not None else []
@@ -138,7 +138,7 @@ def is_scorer(target: Any) -> bool:
 
 def _inspect_scorer(name: str, target: Any, answer_format: AnswerFormat) -> Callable[..., Any]:
     if not inspect.iscoroutinefunction(target):  # a @scorer function, which makes the scorer
-        if required := [p.name for p in parameters_of(target) if p.default is p.empty and p.kind is not p.VAR_KEYWORD]:
+        if required := required_of(parameters_of(target)):
             raise UserError(f"rl.reward: {name} requires the argument {required[0]}; name the scorer that it returns")
         target = target()
 

@@ -4,20 +4,17 @@ Source: rStar2-Agent, section 2: no reward for format or tool use.
 """
 
 import asyncio
-import contextvars
 import math
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.rl.plugins import load_named
+from rstar_lab.rl.plugins import load_named, start_call
 from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.reward.boxed import asks_for_sandbox, boxed_function, released_grade
-from rstar_lab.rl.reward.foreign import adapt_foreign, parameters_of
+from rstar_lab.rl.reward.foreign import adapt_foreign, parameters_of, required_of
 from rstar_lab.rl.reward.hidden_tests import HiddenTests, Runner
 from rstar_lab.rl.section import TESTS
 from rstar_lab.rl.trajectory import ToolCallRecord
@@ -90,44 +87,22 @@ class UserReward:
     def score(self, response_text: str, answer: str, inputs: RewardInputs | None) -> tuple[float, dict[str, float]]:
         """Return (reward, metrics). Raises UserError if the function fails, takes too long or returns another type."""
         values = {name: getattr(inputs, name) for name in self.supplied}
+        call = start_call(self.function, response_text, answer, **values)
         try:
-            result: Any = _call(self.function, self.timeout_s, response_text, answer, **values)
+            result: Any = call.result(self.timeout_s)
             number, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
             value = float(number)
             named = {str(name): float(metric) for name, metric in metrics.items()}
-        except FutureTimeout:
-            raise UserError(
-                f"rl.reward: {self.name} did not return within {self.timeout_s:g} s; make it faster or raise rl.reward_timeout_s"
-            ) from None
         except Exception as error:
+            if not call.done():
+                raise UserError(
+                    f"rl.reward: {self.name} did not return within {self.timeout_s:g} s; make it faster or raise "
+                    "rl.reward_timeout_s"
+                ) from None
             raise UserError(f"rl.reward: {self.name} failed: {type(error).__name__}: {error}") from error
         if not all(map(math.isfinite, (value, *named.values()))):
             raise UserError(f"rl.reward: {self.name} returned {result!r}; expected finite numbers")
         return value, named
-
-
-def _call(function: Callable[..., Any], timeout_s: float, *values: Any, **named: Any) -> Any:
-    """Return the result of a function that runs in a daemon thread of its own. Raises FutureTimeout after `timeout_s`."""
-    result: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(function(*values, **named))
-        except Exception as error:
-            result.set_exception(error)
-        except BaseException as error:  # a function that calls exit() must not end the process
-            result.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
-
-    context = contextvars.copy_context()
-    threading.Thread(target=context.run, args=(run,), name="reward", daemon=True).start()
-    try:
-        return result.result(timeout_s)
-    except TimeoutError as error:
-        raise error if result.done() else FutureTimeout from None
-
-
-class FutureTimeout(Exception):
-    """A reward function did not return in time."""
 
 
 def make_reward(
@@ -165,7 +140,7 @@ def make_reward(
         raise UserError(f"rl.reward: {name} is a {type(function).__name__}; expected a function")
     parameters = parameters_of(function)
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    required = [p.name for p in positional if p.default is p.empty]
+    required = required_of(positional)
     if len(required) > 2:
         raise UserError(
             f"rl.reward: {name}: nothing supplies the parameter {required[2]}; it is called with (text, answer)"

@@ -9,7 +9,6 @@ import inspect
 import json
 import logging
 import re
-import threading
 import time
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -21,7 +20,7 @@ from pydantic_core import to_jsonable_python
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
-from rstar_lab.rl.plugins import NAME, load_named
+from rstar_lab.rl.plugins import NAME, load_named, start_call
 from rstar_lab.rl.tools.base import CURRENT_PROBLEM, RETRIES, ForkFailed, Tool, ToolResult, tool_name
 
 THREADS = 64  # concurrent calls of one tool; time in the queue does not count towards the limit
@@ -235,27 +234,4 @@ def describe(
 
 async def run_in_daemon_thread(function: Callable[..., Any], **values: Any) -> Any:
     """Call the function in a new daemon thread; the exit of the process does not wait for it."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
-
-    def set_result(result: tuple[Any, BaseException | None]) -> None:
-        if not done.done():
-            done.set_result(result)
-
-    def work() -> None:
-        try:
-            result: tuple[Any, BaseException | None] = function(**values), None
-        except BaseException as error:
-            result = None, error
-        try:
-            loop.call_soon_threadsafe(set_result, result)
-        except RuntimeError:  # the event loop is closed
-            pass
-
-    threading.Thread(target=work, daemon=True, name="own-tool").start()
-    value, error = await done
-    if isinstance(error, Exception):
-        raise error
-    if error is not None:  # SystemExit and the like would end the trainer
-        raise RuntimeError(f"{type(error).__name__}: {error}")
-    return value
+    return await asyncio.wrap_future(start_call(function, **values))
