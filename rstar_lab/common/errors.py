@@ -33,6 +33,11 @@ def install_hint(extra: str) -> str:
     return f"install it with `pip install '.[{extra}]'` in a clone of the repository"
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of the text of an exception, or its type if it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 @contextlib.contextmanager
 def file_errors(place: Path | None = None, hint: str = "", before: str = "") -> Iterator[None]:
     """Convert an OSError of the block to a UserError: `before`, the file (else `place`), the reason, what to do, and `hint`."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.common.errors import install_hint
+from rstar_lab.common.errors import first_line, install_hint
 from rstar_lab.rl.data import code_problems
 from rstar_lab.rl.problems import FIELDS, FILE_SUFFIXES, Problem, ProblemError, read_problem, read_rows
 from rstar_lab.untrusted.files import reading
@@ -280,7 +280,7 @@ def _hub_errors(source: Source) -> Iterator[None]:
         yield
     except Exception as error:  # datasets also raises the errors of huggingface_hub and of its HTTP library
         missing = isinstance(error, ImportError)
-        reason = f"it requires datasets: {install_hint('hub')}" if missing else _first_line(error)
+        reason = f"it requires datasets: {install_hint('hub')}" if missing else first_line(error)[:200]
         raise ProblemError(
             f"{source.hub}: could not be read from the hub ({reason}); the same command continues; or give {source.name}=FILE"
         ) from None
@@ -307,7 +307,7 @@ def _hub_rows(source: Source) -> Iterator[Any]:
         if unreachable is None:
             raise
         raise ProblemError(
-            f"no connection to {constants.ENDPOINT}, {_first_line(unreachable)}, and its cache has no copy"
+            f"no connection to {constants.ENDPOINT}, {first_line(unreachable)[:200]}, and its cache has no copy"
         ) from None
     finally:
         for module in modules:
@@ -352,7 +352,3 @@ def different_rows(
             if keep(row) and (key := tuple(row.values())) not in seen:
                 seen.add(key)
                 yield row
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

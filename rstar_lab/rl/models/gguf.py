@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rstar_lab.common.errors import first_line
 from rstar_lab.rl.models.sources import SMOLLM2, SOURCE, ModelError, Origin, say
 from rstar_lab.runs.files import lock_file, write_json
 
@@ -78,7 +79,7 @@ def _dequantise(file: Path, out: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(file.parent, **options)
         loaded = AutoModelForCausalLM.from_pretrained(file.parent, **options)
     except Exception as error:  # gguf and transformers raise different exceptions for broken files
-        raise ModelError(f"{file}: cannot be read as GGUF: {str(error).strip().splitlines()[0]}") from error
+        raise ModelError(f"{file}: cannot be read as GGUF: {first_line(error)}") from error
     config = loaded.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config

@@ -1,6 +1,6 @@
 """Loads and saves models and tokenizers as Hugging Face folders, and builds the randomly initialised tiny model.
 
-Weights are read from safetensors files only. Code in a model folder runs only with trust_remote_code=true.
+Weights are read from safetensors files only. Code in a model folder is never run.
 """
 
 import functools
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from typing_extensions import TypedDict
 
+from rstar_lab.common.errors import first_line
 from rstar_lab.rl.models.lora import ADAPTER, full_state, has_lora, save_adapter
 from rstar_lab.rl.models.sources import ModelError, check_files, get_model, read_config
 from rstar_lab.rl.renderers.base import PromptFormat
@@ -66,9 +67,7 @@ def build_tiny(
         return Qwen3ForCausalLM(config)
 
 
-def load_model(
-    folder: str | Path, dtype: torch.dtype | None = None, *, trust_remote_code: bool = False, **options: Any
-) -> "PreTrainedModel":
+def load_model(folder: str | Path, dtype: torch.dtype | None = None, **options: Any) -> "PreTrainedModel":
     """Load a causal language model from a folder, or by name (`sources.get_model`). dtype: None keeps the dtype of the
     folder. options: passed to from_pretrained.
 
@@ -77,7 +76,7 @@ def load_model(
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
-    folder = _check(get_model(str(folder)), trust_remote_code)
+    folder = _check(get_model(str(folder)))
     logging.disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -85,12 +84,12 @@ def load_model(
             dtype=dtype or "auto",
             use_safetensors=True,
             local_files_only=True,
-            trust_remote_code=trust_remote_code,
+            trust_remote_code=False,
             output_loading_info=True,
             **options,
         )
     except Exception as error:  # transformers, safetensors and json raise different exceptions for broken files
-        raise ModelError(f"model folder {folder} cannot be loaded: {_first_line(error)}") from error
+        raise ModelError(f"model folder {folder} cannot be loaded: {first_line(error)}") from error
     model, report = loaded
     if wrong := {
         kind: keys for kind in ("missing_keys", "mismatched_keys") if (keys := sorted(map(str, report[kind])))
@@ -102,7 +101,7 @@ def load_model(
     return model
 
 
-def load_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> "PreTrainedTokenizerBase":
+def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerBase":
     """Load the tokenizer of a model folder. Raises ModelError if it is missing or broken."""
     from transformers import AutoTokenizer
 
@@ -110,9 +109,9 @@ def load_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> "P
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         raise ModelError(f"model folder {folder} has no tokenizer (tokenizer.json): save the tokenizer in the folder")
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
-        raise ModelError(f"the tokenizer in {folder} cannot be loaded: {_first_line(error)}") from error
+        raise ModelError(f"the tokenizer in {folder} cannot be loaded: {first_line(error)}") from error
 
 
 def save_model(
@@ -185,12 +184,12 @@ def _bf16_speedup() -> float:
     return speedup
 
 
-def _check(folder: Path, trust_remote_code: bool) -> Path:
+def _check(folder: Path) -> Path:
     config = read_config(folder)
     if "model_type" not in config:
         raise ModelError(f"{folder / 'config.json'} has no model_type: not a model in Hugging Face format")
-    if config.get("auto_map") and not trust_remote_code:
-        raise ModelError(f"model folder {folder} contains Python code: set trust_remote_code=true to run it")
+    if config.get("auto_map"):
+        raise ModelError(f"model folder {folder} contains Python code, which is not run (trust_remote_code)")
     for name in _weight_files(folder):
         if not (folder / name).is_file() or Path(name).name != name:
             raise ModelError(
@@ -215,10 +214,6 @@ def _weight_files(folder: Path) -> set[str]:
     raise ModelError(
         f"model folder {folder}: found {other}, but weights are read only from model.safetensors or from {_INDEX} and its files"
     )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def attention_implementation(device: torch.device, *, bf16: bool) -> str:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rstar_lab.common.errors import UserError
+from rstar_lab.common.errors import UserError, first_line
 from rstar_lab.untrusted.files import read_json, read_text
 from rstar_lab.untrusted.text import counted
 
@@ -193,9 +193,8 @@ def _hub_error(label: str, error: Exception) -> UserError:
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__
-    reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
     return ModelError(
-        f"model {label}: {hub} cannot be used ({reason[:200]}), and the cache {constants.HF_HUB_CACHE} has no complete copy; "
+        f"model {label}: {hub} cannot be used ({first_line(cause)[:200]}), and the cache {constants.HF_HUB_CACHE} has no complete copy; "
         "set HF_ENDPOINT to a mirror, or get the model on a machine with a network and give its folder: "
         f"`{download_command(label, Path('models') / label.split('/')[-1])}`"
     )
