@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rstar_lab.hardware.profiles import Profile
-from rstar_lab.rl.data.sources import is_problem_set, load_problems
+from rstar_lab.rl.data.sources import is_problem_set
 from rstar_lab.rl.preflight.context import Architecture, CheckContext, NotNeeded, Warn
 from rstar_lab.rl.recipe import Problems, Recipe, RlSection
 from rstar_lab.rl.recipe.sft import Lora
+from rstar_lab.rl.resolved import read_problems
 from rstar_lab.untrusted.parquet import read_footer
 from rstar_lab.untrusted.text import counted
 
@@ -513,6 +514,5 @@ def problem_count(section: Problems) -> int:
     elif section.file.suffix == ".parquet":
         count = read_footer(section.file).num_rows
     else:
-        fields = {str(ours): theirs for ours, theirs in section.fields.items()}
-        count = len(load_problems(section.file, fields=fields, answers=section.environment is None))
+        count = len(read_problems(section))
     return min(count, section.limit or count)

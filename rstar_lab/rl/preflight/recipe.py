@@ -9,7 +9,7 @@ from typing import Any
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.data.similarity import tokens
-from rstar_lab.rl.data.sources import is_problem_set, load_problems
+from rstar_lab.rl.data.sources import is_problem_set
 from rstar_lab.rl.models.model_folder import starting_model
 from rstar_lab.rl.models.sources import download_command, hub_name, is_named
 from rstar_lab.rl.preflight import estimate
@@ -21,7 +21,7 @@ from rstar_lab.rl.recipe.rl import TOOL_ADDRESSES
 from rstar_lab.rl.renderers import paper as chat
 from rstar_lab.rl.renderers.conversations import read_conversations
 from rstar_lab.rl.renderers.formats import render_prompt, render_tool_results, renderer_type
-from rstar_lab.rl.resolved import load_functions
+from rstar_lab.rl.resolved import load_functions, read_problems
 from rstar_lab.rl.rollout.checks import MAX_PROMPT_TOKENS
 from rstar_lab.untrusted.text import counted
 
@@ -209,10 +209,7 @@ def data(context: CheckContext) -> str:
         if section.file is None:
             lines.append(f"{stage.name}: synthetic problems")
             continue
-        fields = {str(ours): theirs for ours, theirs in section.fields.items()}
-        problems = load_problems(section.file, fields=fields, answers=section.environment is None)
-        if not problems:
-            raise UserError(f"stages.{stage.name}.problems: {section.file} contains no problem")
+        problems = read_problems(section)
         if section.environment is not None:
             lines.append(f"{stage.name}: {counted(len(problems), 'problem')} of {section.environment}")
             continue
@@ -228,6 +225,7 @@ def data(context: CheckContext) -> str:
             f"{stage.name}: {counted(len(problems), 'problem')}, {len(sampled) - len(wrong)}/{len(sampled)} answers verify"
         )
         if recipe.rl.reward == "verify":
+            fields = {str(ours): theirs for ours, theirs in section.fields.items()}
             findings = lint_problems(section.file, fields, CHECKED_ANSWERS)
             texts += [f"stages.{stage.name}.problems, {found}" for found in findings if found.rule == "answer"]
     if texts:
@@ -345,8 +343,7 @@ def _of_file(section: Problems) -> Sequence[Problem]:
     """
     if section.file is None or section.environment is not None or not is_problem_set(section.file):
         return []
-    problems = load_problems(section.file, fields={str(ours): theirs for ours, theirs in section.fields.items()})
-    return [problem for problem in problems[: section.limit] if not problem.environment]
+    return [problem for problem in read_problems(section) if not problem.environment]
 
 
 def _words(problem: Problem) -> tuple[str, ...]:

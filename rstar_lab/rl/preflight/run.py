@@ -8,7 +8,7 @@ from typing import Any
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.progress import plain
-from rstar_lab.hardware.profiles import Profile, load_profile
+from rstar_lab.hardware.profiles import load_profile
 from rstar_lab.rl.overrides import load_recipe
 from rstar_lab.rl.preflight import estimate, machine
 from rstar_lab.rl.preflight import recipe as recipe_checks
@@ -69,7 +69,10 @@ def preflight(
     """
     part = "profile"
     try:
-        machine_profile = _load_profile(profile, trainer)
+        machine_profile = load_profile(profile)
+        if trainer not in (None, "local", "verl"):
+            raise UserError(f"--trainer {trainer}: choose local or verl")
+        machine_profile = machine_profile.model_copy(update={"trainer": trainer or machine_profile.trainer})
         part = "recipe"
         ours, own = split_overrides(overrides or {}, machine_profile)
         loaded = load_recipe(recipe, ours, machine_profile)
@@ -87,13 +90,6 @@ def preflight(
         except (NotNeeded, Skip, Warn, UserError) as reason:
             status = next(status for kind, status in STATUSES.items() if isinstance(reason, kind))
             yield Finding(name, status, f"not needed: {reason}" if status is Status.PASS else str(reason))
-
-
-def _load_profile(name: str, trainer: str | None) -> Profile:
-    if trainer not in (None, "local", "verl"):
-        raise UserError(f"--trainer {trainer}: choose local or verl")
-    profile = load_profile(name)
-    return profile.model_copy(update={"trainer": trainer}) if trainer else profile
 
 
 def run_preflight(
