@@ -19,9 +19,9 @@ PR_SET_PDEATHSIG = 1
 GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess)
 
 
-def exit_with_parent() -> None:
-    """Have the kernel send SIGTERM to this process when its parent ends, even if the parent is killed. Call it before exec."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+def exit_with_parent(by: signal.Signals = signal.SIGTERM) -> None:
+    """Have the kernel send a signal to this process when its parent ends, even if the parent is killed. Call it before exec."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by)
 
 
 def alive(pid: int, created: float) -> bool:

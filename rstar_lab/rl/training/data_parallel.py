@@ -1,6 +1,5 @@
 """Data parallelism on a CPU: single-threaded processes share a batch. Faster than threads for small models."""
 
-import ctypes
 import importlib
 import logging
 import math
@@ -11,10 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
@@ -24,13 +22,12 @@ from torch import Tensor, nn
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.temporary import SHARED_MEMORY, LockedFolder
-from rstar_lab.hardware.processes import GONE, wait_or_kill
+from rstar_lab.hardware.processes import GONE, exit_with_parent, wait_or_kill
 
 _TIMEOUT = timedelta(days=7)  # helpers wait during rollouts; a dead helper closes its connection at once
 STOPPED_S = 20.0
 LOG = logging.getLogger(__name__)
 _READY = b"ready\n"
-_PR_SET_PDEATHSIG = 1
 # Ctrl-C in a terminal also reaches the helpers, perhaps during their imports: rank 0 ends them.
 _BOOT = """import gc, signal
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -95,6 +92,14 @@ class Ranks:
         for tensor, part in zip(tensors, board.sum(0).split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(part.view_as(tensor))
 
+    def sum_gradients(self, parameters: Iterable[Tensor], *others: Tensor) -> None:
+        """Sum the gradients of parameters, which are 0 if this rank has computed none, and other tensors over the ranks."""
+        gradients = []
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            gradients.append(parameter.grad)
+        self.sum([*gradients, *others])
+
     def _next_board(self, numel: int) -> Tensor:
         """Return shared memory (ranks, numel). Two buffers alternate, so that no rank writes one that another still reads."""
         if self._board is None or self._board.shape[-1] < numel:
@@ -134,6 +139,7 @@ class HelperProcesses:
             return
         torch.set_num_threads(1)
         self._folder = LockedFolder("ranks")
+        self._address = (self._folder.path / "rendezvous").as_uri()
         environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
         for rank in range(1, size):
             arguments = (self._address, rank, size, os.getpid())
@@ -156,10 +162,6 @@ class HelperProcesses:
                     psutil.Process(pid).kill()
                 stopped = now
 
-    @property
-    def _address(self) -> str:
-        return (self._folder.path / "rendezvous").as_uri()
-
     def lead(self, entry: str) -> Ranks:
         """Run `entry` ("module:function", called with its Ranks) in every helper and return the ranks of this process."""
         if self._ranks is None:
@@ -175,9 +177,7 @@ class HelperProcesses:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self.size == 1:
             return
         if self._ranks is None or kind is not None:
@@ -198,7 +198,7 @@ class HelperProcesses:
 
 def serve(address: str, rank: int, size: int, parent: int) -> None:
     """Main function of a helper process: join the ranks and run the entry points that rank 0 sends. Ends with its parent."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    exit_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         return
     from transformers import PreTrainedModel  # noqa: F401  (imported early, while rank 0 prepares)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -162,10 +163,7 @@ def _train(
                     loss = _loss(model, rows, config.packing, common)
                 (loss / targets).backward()
                 loss_sum += loss.detach()
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        ranks.sum([*(parameter.grad for parameter in parameters if parameter.grad is not None), loss_sum])
+        ranks.sum_gradients(parameters, loss_sum)
         norm = clip_grad_norm_(parameters, config.grad_clip)
         scale = lr_scale(step, steps, config)
         for optimizer in optimizers:
@@ -259,9 +257,7 @@ def common_beginning(examples: Sequence[Example]) -> int:
     conversation."""
     if len(examples) < 2:
         return 0
-    # What the first and the last in lexicographic order share, all share.
-    first, last = min(row.ids for row in examples), max(row.ids for row in examples)
-    same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    same = len(commonprefix([row.ids for row in examples]))  # noqa: RUF071  not of paths
     # The last of these tokens is left out where the next one is trained on, because its logits are needed in each row.
     return max(0, min(same, *(row.mask.index(True) - 1 for row in examples)))
 

@@ -129,7 +129,8 @@ class Learner:
                     loss.backward()
                     result.add(stats | {"loss": loss.detach()}, ("loss", config.kl_metric, config.ce_metric))
             result.read()
-            self._reduce_gradients()
+            if self.ranks.size > 1:
+                self.ranks.sum_gradients(parameter for parameter in self.model.parameters() if parameter.requires_grad)
             norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), rl.max_grad_norm))
             check_finite(norm)
             self.optimizer.step()
@@ -138,15 +139,6 @@ class Learner:
         if self.device.type == "cpu":
             release_free_heap()
         return result.merge(self.ranks.gather(result)).finished
-
-    def _reduce_gradients(self) -> None:
-        if self.ranks.size == 1:
-            return
-        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        for parameter in parameters:
-            if parameter.grad is None:  # this rank has no rows of the mini-batch
-                parameter.grad = torch.zeros_like(parameter)
-        self.ranks.sum([parameter.grad for parameter in parameters if parameter.grad is not None])
 
     def micro_batches(
         self, batch: Sequence[Trajectory], rl: RlSection, also_scored: Sequence[np.ndarray] | None = None
