@@ -43,7 +43,7 @@ from rstar_lab.rl.training.rollout_source import wrapped_slots
 from rstar_lab.rl.training.teacher import open_servers
 from rstar_lab.rl.training.trainer import frozen_copy
 from rstar_lab.rl.training.update import Learner, with_cpu_precision
-from rstar_lab.rl.trajectory import Trajectory
+from rstar_lab.rl.trajectory import Trajectory, by_group
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -231,10 +231,7 @@ class TrainingLoop:
         Args:
             rollouts: Rollouts of `sample`. Groups with equal rewards stay; their group advantages are 0.
         """
-        roc, groups = self.rl.method.roc.bound(self.rl), dict[str, list[Trajectory]]()
-        for t in rollouts:
-            if t.usable:
-                groups.setdefault(t.group_id, []).append(t)
+        roc, groups = self.rl.method.roc.bound(self.rl), by_group(t for t in rollouts if t.usable)
         seed = step_seed(self.recipe.seed, self.step + 1)
         return [
             t

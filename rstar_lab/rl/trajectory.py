@@ -1,7 +1,7 @@
 """Trajectory: the result of one rollout. Immutable; written by the agent loop, read by everything else."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -140,3 +140,11 @@ class Trajectory:
     @property
     def errors_and_calls(self) -> tuple[int, int]:
         return count_errors([call.outcome for call in self.calls])
+
+
+def by_group(rollouts: Iterable[Trajectory]) -> dict[str, list[Trajectory]]:
+    """Return rollouts by the id of their group, in their order."""
+    groups: dict[str, list[Trajectory]] = {}
+    for rollout in rollouts:
+        groups.setdefault(rollout.group_id, []).append(rollout)
+    return groups

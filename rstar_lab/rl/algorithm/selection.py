@@ -12,7 +12,7 @@ from rstar_lab.rl.algorithm.hooks import Group, MethodHooks
 from rstar_lab.rl.algorithm.roc import rewards_equal
 from rstar_lab.rl.algorithm.streams import Streams, mean_advantage, trained_tokens
 from rstar_lab.rl.seeds import group_seed
-from rstar_lab.rl.trajectory import Trajectory
+from rstar_lab.rl.trajectory import Trajectory, by_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,8 @@ class Selection:
         A group has no policy gradient if its rewards are equal and no chosen rollout has an advantage.
         """
         advantages = dict(zip((t.traj_id for t in chosen), streams, strict=True))
-        groups: dict[str, list[Trajectory]] = defaultdict(list)
+        groups = by_group(t for t in trajectories if t.usable)
         left_out = {t.traj_id: f"failed/{t.stop_reason}" for t in trajectories if not t.usable}
-        for t in trajectories:
-            if t.usable:
-                groups[t.group_id].append(t)
         equal = 0
         for group in groups.values():
             kept = [t for t in group if t.traj_id in advantages]

@@ -5,7 +5,6 @@ gets weight * (log p with it - log p without it). The paper's teacher is a movin
 policy before the update.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal
@@ -16,7 +15,7 @@ from rstar_lab.rl.algorithm.hooks import ForwardPasses
 from rstar_lab.rl.algorithm.selection import Selection
 from rstar_lab.rl.algorithm.streams import Streams
 from rstar_lab.rl.methods.opd import Distillation
-from rstar_lab.rl.trajectory import Trajectory
+from rstar_lab.rl.trajectory import Trajectory, by_group
 
 DEMONSTRATION = "{question}\n\nA correct solution of this problem:\n{solution}\n\nNow solve the problem again."
 
@@ -57,10 +56,8 @@ class Sdpo(Distillation):
         It is the successful rollout without tool errors that has the lowest RoC penalty; of equal ones the shortest, then
         the first. rollouts: all rollouts of the step, including those that RoC dropped.
         """
-        roc, clean = self._rl.method.roc.bound(self._rl), defaultdict[str, list[Trajectory]](list)
-        for rollout in rollouts:
-            if rollout.usable and rollout.reward > 0 and not rollout.errors_and_calls[0]:
-                clean[rollout.group_id].append(rollout)
+        roc = self._rl.method.roc.bound(self._rl)
+        clean = by_group(t for t in rollouts if t.usable and t.reward > 0 and not t.errors_and_calls[0])
         best = {
             group: min(found, key=lambda t: (roc.penalty(t), len(t.response_ids), t.sample))
             for group, found in clean.items()

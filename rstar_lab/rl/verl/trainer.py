@@ -6,8 +6,7 @@ import os
 import shutil
 import time
 from abc import abstractmethod
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -45,7 +44,7 @@ from rstar_lab.rl.training.stages import (
 from rstar_lab.rl.training.teacher import TeacherPasses, open_servers
 from rstar_lab.rl.training.trainer import HeldOut
 from rstar_lab.rl.training.update import check_finite
-from rstar_lab.rl.trajectory import Trajectory
+from rstar_lab.rl.trajectory import Trajectory, by_group
 from rstar_lab.rl.verl.adapters import export_merged
 from rstar_lab.rl.verl.checkpoints import write_stored_dtype
 from rstar_lab.rl.verl.engine import ScheduledClient, start_scheduler
@@ -514,7 +513,7 @@ class AsyncTrainer(RecipeTrainer, PPOTrainerColocateAsync):
             self._add_prompts_to_generate(count)
 
     def _buffered(self, step: StepSelection) -> BufferedGroups:
-        used, dropped = _by_group(step.trajectories), _by_group(step.dropped_trajectories)
+        used, dropped = by_group(step.trajectories), by_group(step.dropped_trajectories)
         staleness, ages_s = [step.staleness[name] for name in used], [step.ages_s[name] for name in used]
         return BufferedGroups([*used.values()], [*dropped.values()], staleness, ages_s)
 
@@ -526,10 +525,3 @@ class AsyncTrainer(RecipeTrainer, PPOTrainerColocateAsync):
     def _end_evaluation(self) -> None:
         self.checkpoint_manager.abort_replicas()
         self.checkpoint_manager.sleep_replicas()
-
-
-def _by_group(rollouts: Collection[Trajectory]) -> dict[str, Sequence[Trajectory]]:
-    groups: dict[str, list[Trajectory]] = defaultdict(list)
-    for rollout in rollouts:
-        groups[rollout.group_id].append(rollout)
-    return {**groups}
