@@ -9,7 +9,8 @@ Source: rStar2-Agent (arXiv 2508.20722), sections 2 and 4. This module imports n
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -456,19 +457,14 @@ class PhaseTimer:
         self.memory_gb: dict[str, float] = {}
         self._measure_memory, self._start = memory, time.monotonic()
 
-    def __call__(self, name: str) -> "PhaseTimer":
-        self._name, self._since = name, time.monotonic()
-        return self
-
-    def __enter__(self) -> None:
-        if self._measure_memory:
-            self._memory = PeakMemory().__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        self.seconds[self._name] = time.monotonic() - self._since
-        if self._measure_memory:
-            self._memory.__exit__(None, None, None)
-            self.memory_gb[self._name.removesuffix("_s") + "_gb"] = self._memory.gb
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        since = time.monotonic()
+        with PeakMemory() if self._measure_memory else nullcontext() as memory:
+            yield
+            self.seconds[name] = time.monotonic() - since
+        if memory:
+            self.memory_gb[name.removesuffix("_s") + "_gb"] = memory.gb
 
     def total(self) -> float:
         return time.monotonic() - self._start

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 
 import numpy as np
@@ -194,11 +195,10 @@ class Adaptive:
         self._work_left[engine] -= self._work(tokens, left)
 
 
+@dataclass(slots=True)
 class _EngineLoad:
     """Rollouts of one engine: (context tokens, expected remaining tokens) when they were last updated, and the sums of both."""
 
-    __slots__ = ("left", "rollouts", "tokens")
-
-    def __init__(self) -> None:
-        self.rollouts: dict[int, tuple[float, float]] = {}
-        self.tokens = self.left = 0.0
+    rollouts: dict[int, tuple[float, float]] = field(default_factory=dict)
+    tokens: float = 0.0
+    left: float = 0.0

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 _SQRT2 = math.sqrt(2.0)
 _SQRT_2PI = math.sqrt(2.0 * math.pi)
@@ -92,6 +93,7 @@ class LengthPredictor:
         return max(_mean_past(self.mean_log(problem), self.SIGMA_ROLLOUT, generated, self.max_tokens) - generated, 1.0)
 
 
+@dataclass(slots=True)
 class _ProblemLengths:
     """Rollouts of one problem.
 
@@ -100,13 +102,12 @@ class _ProblemLengths:
     ones. stale: count and total must be computed again.
     """
 
-    __slots__ = ("count", "ended", "ended_total", "stale", "total", "unfinished")
-
-    def __init__(self) -> None:
-        self.ended, self.ended_total = 0, 0.0
-        self.unfinished: dict[int, float] = {}
-        self.count, self.total = 0, 0.0
-        self.stale = True
+    ended: int = 0
+    ended_total: float = 0.0
+    unfinished: dict[int, float] = field(default_factory=dict)
+    count: int = 0
+    total: float = 0.0
+    stale: bool = True
 
 
 def _mills(z: float) -> float:

@@ -3,7 +3,7 @@
 import asyncio
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,29 +40,24 @@ class LocalPasses(TeacherPasses):
         return context.codec.prompt_ids(question)
 
 
+@dataclass(eq=False)
 class LocalDriver:
-    """Implements `step.Driver` for one step, without `sample` and `sync`."""
+    """Implements `step.Driver` for one step, without `sample` and `sync`.
 
-    def __init__(
-        self,
-        learner: Learner,
-        rl: RlSection,
-        context: RolloutContext,
-        servers: Mapping[str, Any],
-        *,
-        seed: int,
-        mismatch_limit: float | None,
-        stage_step: int,
-        in_thread: bool = True,
-    ):
-        """learner: the model and its optimizer. rl: settings of the stage. context: of the rollouts. servers: engines of the servers
-        that the methods need, by name. seed: of the step. mismatch_limit: see `Driver`. stage_step: steps of the stage before this
-        one. in_thread: whether the update runs in a thread, so that rollouts in flight continue."""
-        self.learner, self.rl, self.context, self.servers = learner, rl, context, servers
-        self.seed, self.scale = seed, lr_scale(stage_step, rl.warmup_steps)
-        self.mismatch_limit = mismatch_limit
-        self.version: int | None = None
-        self.in_thread = in_thread
+    learner: the model and its optimizer. rl: settings of the stage. context: of the rollouts. servers: engines of the servers that
+    the methods need, by name. seed: of the step. mismatch_limit, version: see `Driver`. stage_step: steps of the stage before this
+    one. in_thread: whether the update runs in a thread, so that rollouts in flight continue.
+    """
+
+    learner: Learner
+    rl: RlSection
+    context: RolloutContext
+    servers: Mapping[str, Any]
+    seed: int
+    mismatch_limit: float | None
+    stage_step: int
+    in_thread: bool = True
+    version: int | None = None
 
     @abstractmethod
     async def sample(self) -> Sampled: ...
@@ -81,4 +76,5 @@ class LocalDriver:
         return replace(update, gpu_gb=torch.cuda.max_memory_allocated(device) / 1e9 if on_gpu else None)
 
     def _update(self, selection: Selection) -> Update:
-        return self.learner.update(selection, self.rl, lr_scale=self.scale, seed=self.seed)
+        scale = lr_scale(self.stage_step, self.rl.warmup_steps)
+        return self.learner.update(selection, self.rl, lr_scale=scale, seed=self.seed)

@@ -40,10 +40,6 @@ class Group:
     done_at: float | None = None
 
     @property
-    def ledger_entry(self) -> tuple[str, str]:
-        return self.tasks[0].group_id, self.tasks[0].problem.problem_id
-
-    @property
     def complete(self) -> bool:
         return self.running.done()
 

@@ -4,7 +4,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from rstar_lab.rl.algorithm.selection import Selection
@@ -28,27 +28,25 @@ def wrapped_slots(slots: Slots, tasks: Sequence[RolloutTask], rl: RlSection, ser
     return slots
 
 
+@dataclass(eq=False)
 class RolloutSource:
-    """Draws problems and generates their groups, for one run."""
+    """Draws problems and generates their groups, for one run.
 
-    def __init__(
-        self,
-        seed: int,
-        run: str,
-        engines: EngineGroup,
-        context: Callable[[RlSection], RolloutContext],
-        load: Callable[[int], Awaitable[None]],
-        servers: Mapping[str, Engine] | None = None,
-    ):
-        """seed, run: seed and id of the run. context: returns the context of a stage's rollouts. load: sends the trainer's weights to
-        the engines under a version number. servers: engines of the servers that the methods need, by name."""
-        self.servers = servers or {}
-        self.seed, self.run, self.engines, self.context, self.load = seed, run, engines, context, load
-        self.state = TrainerState()
-        # Versions of the trainer's weights, in order, since the start or the resume. A step without an update adds none.
-        self.versions = [0]
-        self.retried = 0  # further attempts at failed rollouts since the last step
-        self.stream: GroupStream | None = None  # stream of the current stage; None in mode sync
+    seed, run: seed and id of the run. context: returns the context of a stage's rollouts. load: sends the trainer's weights to the
+    engines under a version number. servers: engines of the servers that the methods need, by name. versions: those of the
+    trainer's weights, in order, since the start or the resume; a step without an update adds none.
+    """
+
+    seed: int
+    run: str
+    engines: EngineGroup
+    context: Callable[[RlSection], RolloutContext]
+    load: Callable[[int], Awaitable[None]]
+    servers: Mapping[str, Engine] = field(default_factory=dict)
+    state: TrainerState = field(default_factory=TrainerState)
+    versions: list[int] = field(default_factory=lambda: [0])
+    retried: int = 0  # further attempts at failed rollouts since the last step
+    stream: GroupStream | None = None  # stream of the current stage; None in mode sync
 
     async def next_step(self, stage: str, rl: RlSection, pool: Sequence[Problem], step: int, seed: int) -> Sampled:
         """Return the rollouts of a step. In the modes one_step_off and async they are taken from the stream."""

@@ -149,7 +149,8 @@ class Trainer:
         self.writer.write_step(stage, number, **rows, metrics=metrics)
         self.state.step, self.state.stage_step = number, self.state.stage_step + 1
         if source.stream is not None:
-            self.state.carried = [group.ledger_entry for group in source.stream.open]
+            first = [group.tasks[0] for group in source.stream.open]
+            self.state.carried = [(task.group_id, task.problem_id) for task in first]
         return {"stage": stage, "step": number} | metrics | timer.memory_gb
 
     async def load_weights(self, version: int) -> None:
