@@ -15,8 +15,8 @@ import pyarrow as pa
 from rstar_lab.common.errors import UserError
 from rstar_lab.runs.files import name_disk_errors
 from rstar_lab.runs.lock import RunLock
-from rstar_lab.runs.reader import RunReader, StoredFile, check_file, filter_steps, with_all_columns
-from rstar_lab.runs.schema import LEVELS, TRAJECTORIES, step_file, step_range_of
+from rstar_lab.runs.reader import RunReader, StoredFile, filter_steps, steps_of_file, with_all_columns
+from rstar_lab.runs.schema import LEVELS, TRAJECTORIES, step_file
 from rstar_lab.runs.tables import ROLLUP, rollup_row
 from rstar_lab.runs.writer import row_group_size, write_parts, write_rollup
 from rstar_lab.untrusted.parquet import read_footer, read_parquet
@@ -114,11 +114,8 @@ def _remove_shadowed(run_dir: Path, level: str, steps: dict[int, str]) -> None:
 
 def _is_committed(path: Path, level: str, steps: dict[int, str]) -> bool:
     """Return whether a file is part of the run and all its steps are committed. steps: stage of each committed step."""
-    if (span := step_range_of(path)) is None:
-        return False
-    stage = path.parent.name.removeprefix("stage=")
-    held = check_file(path, level).steps if span[0] < span[1] else span[:1]
-    return all(steps.get(step) == stage for step in held)
+    stage, held = path.parent.name.removeprefix("stage="), steps_of_file(path, level)
+    return held is not None and all(steps.get(step) == stage for step in held)
 
 
 def _restore_rollup(reader: RunReader) -> None:

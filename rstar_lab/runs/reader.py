@@ -9,7 +9,7 @@ import re
 import time
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -135,7 +135,10 @@ class RunReader:
         covered: set[int] = set()
         stored, damages = list[StoredFile](), list[Damage]()
         ordered = sorted(steps)
-        for path, first, last in _by_width(self.run_dir / level):
+        paths = (self.run_dir / level).glob("stage=*/*.parquet")
+        spans = {path: span for path in paths if (span := step_range_of(path))}
+        # Wide merged files come first, because they replace the files in their range.
+        for path, (first, last) in sorted(spans.items(), key=lambda item: (item[1][0] - item[1][1], item[1][0])):
             stage = path.parent.name.removeprefix("stage=")
             inside = [
                 step
@@ -254,6 +257,12 @@ def check_file(path: Path, level: str) -> Footer:
     return _check_file(path, level, stat.st_mtime_ns, stat.st_size, stat.st_ino)
 
 
+def steps_of_file(path: Path, level: str) -> tuple[int, ...] | None:
+    """Return the steps of a file of the store; None for another file. Raises UserError if a merged file is damaged."""
+    span = step_range_of(path)
+    return check_file(path, level).steps if span and span[0] < span[1] else span and span[:1]
+
+
 @lru_cache(maxsize=200_000)
 def _check_file(path: Path, level: str, *_state: int) -> Footer:
     footer = read_footer(path)
@@ -290,13 +299,6 @@ def _spans(footer: pq.FileMetaData) -> list[tuple[float, float]]:
 @lru_cache(maxsize=256)
 def _read_rollup(path: Path, columns: tuple[str, ...] | None, *_state: int) -> pa.Table:
     return read_parquet(path, columns)
-
-
-def _by_width(folder: Path) -> Iterator[tuple[Path, int, int]]:
-    """Yield (path, first, last) for the files of a level. Wide merged files come first, because they replace the files
-    in their range."""
-    named = [(path, *span) for path in folder.glob("stage=*/*.parquet") if (span := step_range_of(path))]
-    yield from sorted(named, key=lambda item: (item[1] - item[2], item[1]))
 
 
 class _Line(TypedDict):

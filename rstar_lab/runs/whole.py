@@ -25,10 +25,8 @@ class Manifest(TypedDict):
 
 @dataclass(frozen=True)
 class Wholeness:
-    """last: last committed step, -1 without one. usable: checkpoints from which the run can continue. damages: what is lost or
-    damaged, one line each."""
+    """usable: checkpoints from which the run can continue. damages: what is lost or damaged, one line each."""
 
-    last: int
     usable: dict[int, Path]
     damages: list[str]
 
@@ -50,7 +48,7 @@ def examine(run_dir: Path) -> Wholeness:
             usable[step] = folder
         elif step > last:
             damages.append(f"{run_dir / 'metrics.jsonl'} ends at step {max(last, 0)}, before checkpoint {folder.name}")
-    return Wholeness(last, usable, damages)
+    return Wholeness(usable, damages)
 
 
 def write_manifest(folder: Path, step: int) -> None:

@@ -40,6 +40,7 @@ from rstar_lab.runs.reader import (
     checkpoints,
     filter_steps,
     read_metrics_lines,
+    steps_of_file,
     with_all_columns,
 )
 from rstar_lab.runs.schema import (
@@ -50,7 +51,6 @@ from rstar_lab.runs.schema import (
     is_valid_name,
     schema_with_metadata,
     step_file,
-    step_range_of,
 )
 from rstar_lab.runs.tables import ROLLUP, rollup_row, table_of
 from rstar_lab.runs.whole import examine, write_manifest
@@ -304,9 +304,8 @@ class RunWriter:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         for level in LEVELS:
             for path in sorted((self.run_dir / level).glob("stage=*/*.parquet")):
-                if (span := step_range_of(path)) is None:
+                if (held := steps_of_file(path, level)) is None:
                     continue
-                held = check_file(path, level).steps if span[0] < span[1] else span[:1]
                 kept = tuple(step for step in held if steps.get(step) == path.parent.name.removeprefix("stage="))
                 if not kept:
                     path.unlink()
