@@ -72,7 +72,7 @@ def report_html(run_dir: str | Path, *, compare_with: str | Path | None = None, 
         _section("Summary", _summary(measured)),
         _section("Curves", _figure(plot_curves(both, names, reference=known))) if len(reader.steps()) > 1 else "",
         _section("Means and 95% intervals", _intervals(measured)),
-        _outcomes(runs),
+        _section("Outcomes of tool calls", _figure(plot_outcomes(runs))),
         _classes(runs),
         _section("Comparison", _comparison(runs, open_runs(compare_with))) if compare_with is not None else "",
         _section("Trajectories", _trajectories(runs, sample)),
@@ -157,14 +157,6 @@ def _intervals(measured: Mapping[str, pd.DataFrame]) -> Html:
     for name, table in measured.items():
         columns |= {name: table.text.tolist(), f"n ({name})": table.n.fillna(0).astype(int).tolist()}
     return html('<div class="wide">{}</div>', html_table(pd.DataFrame(columns)))
-
-
-def _outcomes(runs: Runs) -> Html | str:
-    try:
-        figure = plot_outcomes(runs)
-    except RunStoreError:  # the run kept no calls
-        return ""
-    return _section("Outcomes of tool calls", _figure(figure))
 
 
 def _classes(runs: Runs) -> Html | str:

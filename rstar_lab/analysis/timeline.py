@@ -12,6 +12,7 @@ from rstar_lab.analysis.line_panels import draw_panels, wide_panel
 from rstar_lab.analysis.runs import Runs, RunsLike, as_runs, named_rows
 from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunStoreError
+from rstar_lab.runs.errors import NotStored
 from rstar_lab.runs.messages import read_messages
 from rstar_lab.untrusted.text import counted, escaped
 
@@ -68,7 +69,7 @@ def _turns(runs: Runs, run_id: str, step: int, traj_ids: list[str]) -> dict[str,
     condition = f"run_id = ? AND step = ? AND traj_id IN ({marks})"
     try:
         stored = runs.sql(f"SELECT traj_id, messages FROM transcripts WHERE {condition}", [run_id, step, *traj_ids])
-    except RunStoreError:  # the run stored no transcripts
+    except NotStored:
         return {}
     turns = {}
     for row in named_rows(stored):
@@ -81,7 +82,7 @@ def _turns(runs: Runs, run_id: str, step: int, traj_ids: list[str]) -> dict[str,
                 FROM calls WHERE {condition} GROUP BY ALL""",
             [run_id, step, *traj_ids],
         ).fillna(0.0)
-    except RunStoreError:  # the run stored no calls
+    except NotStored:
         return turns
     for row in named_rows(calls):
         if row.traj_id in turns and row.turn < len(turns[row.traj_id]):

@@ -21,6 +21,7 @@ from rstar_lab.analysis.runs import Runs, RunsLike, as_runs, named_rows
 from rstar_lab.analysis.token_frame import token_frame
 from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunStoreError
+from rstar_lab.runs.errors import NotStored
 from rstar_lab.runs.messages import own_texts
 from rstar_lab.runs.reflection_words import FORKING_WORDS, REFLECTION_WORDS, word_pattern
 from rstar_lab.tool_calls import parse_stored_calls
@@ -86,7 +87,7 @@ def _arrays(runs: Runs, chosen: pd.DataFrame) -> dict[str, dict[str, Any]]:
                 WHERE step IN ({steps}) AND traj_id IN ({marks}) AND position IS NOT NULL ORDER BY position""",
             ids,
         )
-    except RunStoreError:
+    except NotStored:
         return rows
     for traj_id, *call in calls.itertuples(index=False):
         if traj_id in rows:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from rstar_lab.analysis.queries import HAS_RESULT, TABLES, connect, error_text, quoted, tables_of, time_limit
 from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunReader, RunStoreError
-from rstar_lab.runs.errors import READ_ERRORS
+from rstar_lab.runs.errors import READ_ERRORS, NotStored
 from rstar_lab.runs.reader import StoredFile, run_folders
 from rstar_lab.runs.schema import LEVELS
 from rstar_lab.runs.tables import ROLLUP
@@ -226,7 +226,7 @@ class Views:
         return self._rollups[reader.run_dir][1]
 
     def _stored_files(self, level: str) -> list[StoredFile]:
-        """Return the files of all runs. Warns of runs that lack them; raises RunStoreError if all do."""
+        """Return the files of all runs. Warns of runs that lack them; raises NotStored if all do."""
         files, lacking = list[StoredFile](), list[str]()
         for reader in self.readers():
             with self.skip_damaged(reader):
@@ -236,7 +236,7 @@ class Views:
                 files += run_files
         if lacking and not files:
             others = " and the others" if lacking[1:] else ""
-            raise RunStoreError(f"no {level} are stored in run {lacking[0]}{others}")
+            raise NotStored(f"no {level} are stored in run {lacking[0]}{others}")
         if lacking:
             warnings.warn(f"no {level} are stored in {', '.join(lacking)}: skipped", stacklevel=2)
         return files

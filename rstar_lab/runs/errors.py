@@ -13,5 +13,9 @@ READ_ERRORS = (
 )  # fmt: skip
 
 
+class NotStored(RunStoreError):
+    """The runs have no table of a level, such as transcripts."""
+
+
 class RunLocked(RunStoreError):
     """Another process is writing the run."""

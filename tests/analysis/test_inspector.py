@@ -122,6 +122,18 @@ def test_questions_are_read_once_per_problem(source: Source):
     assert all(question.startswith("What is the sum of the first") for question in questions.values())
 
 
+def test_transcripts_that_cannot_be_read_are_no_missing_questions(tmp_path: Path):
+    inspector = inspect(write_run(tmp_path, "one", steps=1))
+    rows = inspector.source.page("TRUE", [], 0, 8)
+    file = next((tmp_path / "one" / "transcripts").rglob("*.parquet"))
+    file.write_bytes(file.read_bytes()[:-20])
+    answer, _ = request(inspector, "questions", rows=rows)
+    assert answer["error"].startswith("the questions of the list cannot be read: ") and file.name in answer["error"]
+    assert rows[0]["problem_id"] in inspector.static_html()
+    file.unlink()
+    assert "is missing" in request(inspector, "questions", rows=rows)[0]["error"]
+
+
 # Transcripts
 
 

@@ -365,7 +365,10 @@ class Inspector(NotebookWidget):
         rows = self.source.page(self.where, self.sort, 0, 12)
         with_values = [row for row in rows if row.get("entropy") is not None]
         chosen = self.selected or next((row["traj_id"] for row in with_values or rows), "")
-        page = listing_html(rows, self.source.count(self.where), self.label, self.source.questions(rows))
+        questions: dict[str, str] = {}
+        with suppress(UserError):  # without questions, the list shows the ids of the problems
+            questions = self.source.questions(rows)
+        page = listing_html(rows, self.source.count(self.where), self.label, questions)
         if chosen:
             with suppress(UserError):  # without a transcript, the list alone is shown
                 page = joined([page, plain_html(self._load(chosen))])

@@ -12,6 +12,7 @@ from rstar_lab.analysis.inspector.listing import Listing, frame_rows, query_erro
 from rstar_lab.analysis.text_search import search_pattern, unescaped
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import MODEL_ERRORS, Outcome
+from rstar_lab.runs.errors import NotStored
 from rstar_lab.untrusted.text import visible
 
 SEARCH_LIMIT, SEARCH_S = 500, 5.0
@@ -61,7 +62,7 @@ class Source(Listing):
     def questions(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         """Return problem id to the beginning of its question. One row (traj_id, run_id, step, problem_id) per problem.
 
-        Problems without a stored transcript are left out.
+        Problems without a stored transcript are left out. Raises UserError if the transcripts cannot be read.
         """
         problems = {row["traj_id"]: row["problem_id"] for row in rows}
         keys = "".join(f"{key} IN ({sql_list({row[key] for row in rows})}) AND " for key in ("run_id", "step"))
@@ -69,8 +70,10 @@ class Source(Listing):
         query = f"SELECT traj_id, left(question, {QUESTION_LENGTH}) FROM transcripts WHERE {keys}traj_id IN ({ids})"
         try:
             texts = self._transcripts(query) if rows else []
-        except UserError:  # the runs stored no transcripts
+        except NotStored:
             return {}
+        except UserError as error:
+            raise UserError(f"the questions of the list cannot be read: {error}") from error
         return {problems[traj_id]: " ".join(visible(text).split()) for traj_id, text in texts if text}
 
     def search(self, text: str, where: str, *, seconds: float = SEARCH_S) -> dict[str, Any]:

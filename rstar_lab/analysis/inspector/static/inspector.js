@@ -143,7 +143,7 @@ class View {
       for (const [problem, question] of Object.entries(questions)) this.questions.set(problem, question);
       put();
       this.list.draw();
-    } catch { /* the list shows problem ids */ }
+    } catch (error) { this.say(error.message, true); } // the list shows problem ids
   }
 
   choose(row) {
