@@ -20,10 +20,10 @@ from typing import Any
 
 import pandas as pd
 import torch
+from scipy.stats import binomtest
 
 from benchmarks.planted import LR, PLANTED, Planted
 from benchmarks.short_runs import LIMITS, RememberingSandbox, done_file, open_engine, sft_model, train_one
-from rstar_lab.analysis.forks import wilson
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.resources import benchmark_file
 from rstar_lab.doctor.diagnosis import RATES_FILE, diagnose
@@ -208,7 +208,7 @@ def is_reported(scores: pd.DataFrame) -> pd.Series:
 
 def interval(hits: int, n: int) -> str:
     """Return "3/5 [0.23, 0.88]": a share with its 95% Wilson interval."""
-    low, high = wilson(hits, n)
+    low, high = binomtest(hits, n).proportion_ci(method="wilson")
     return f"{hits}/{n} [{low:.2f}, {high:.2f}]"
 
 

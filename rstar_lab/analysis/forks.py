@@ -61,12 +61,14 @@ class Fork:
     def values(self) -> pd.DataFrame:
         """One row per forked turn: turn (from 0), value (share of correct continuations from the start of the turn), low,
         high (95%, Wilson), n. Continuations without a result (engine or environment failed, answer undecided) are excluded."""
+        from scipy.stats import binomtest  # half a second
+
         tree = self.tree
         tree = tree[~tree.stop_reason.isin(UNUSABLE)]
         rows = []
         for turn, part in tree.groupby("turn"):
             n, correct = len(part), int((part.reward > 0).sum())
-            low, high = wilson(correct, n)
+            low, high = binomtest(correct, n).proportion_ci(method="wilson")
             rows.append({"turn": turn, "value": correct / n, "low": low, "high": high, "n": n})
         return pd.DataFrame(rows, columns=["turn", "value", "low", "high", "n"])
 
@@ -111,14 +113,6 @@ class Fork:
             "values": values, "tree": tree, "lost_at": self.lost_at, "reward": self.reward,
             "run": self.run.name, "weights": self.weights, "differing": self.differing,
         }  # fmt: skip
-
-
-def wilson(correct: int, n: int) -> tuple[float, float]:
-    """Return the 95% Wilson interval of a share."""
-    z, share = 1.959964, correct / n
-    centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
-    half = z / (1 + z**2 / n) * float(np.sqrt(share * (1 - share) / n + z**2 / (4 * n**2)))
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def model_argument(weights: str, source: Source, traj_id: str, *, fork: bool = False) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import torch
 from helpers.memorized_model import ANSWER, QUESTION
 
 from rstar_lab.analysis import inspect
-from rstar_lab.analysis.forks import wilson
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.engine import Completion, FinishReason, Sampling
 from rstar_lab.rl.engines.hf import HfEngine
@@ -74,7 +73,7 @@ async def test_sixteen_continuations_start_from_the_tokens_before_the_turn(run):
     info = RunReader(forked.run).info
     assert info["kind"] == "fork" and info["parent"] == {"run": "base-rl", "step": 1}
     (value,) = forked.values.to_dict("records")
-    assert value["value"] == 1 and value["n"] == 16 and value["low"] == pytest.approx(wilson(16, 16)[0])
+    assert value["value"] == 1 and value["n"] == 16 and value["low"] == pytest.approx(16 / (16 + 1.959964**2))
     assert len(open_again := inspect(folder.parent).rows()) == 17 and TRAJECTORY in set(open_again.traj_id)
 
 

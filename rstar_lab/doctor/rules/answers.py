@@ -1,11 +1,9 @@
 """Rules over the answers of rollouts, their true answers and their rewards."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pandas as pd
 
-from rstar_lab.common.estimates import critical_t
+from rstar_lab.common.estimates import mean_difference
 from rstar_lab.doctor.answers import plain_text
 from rstar_lab.doctor.rule import LEVEL, Evidence, Log, among, examples, percent
 
@@ -99,25 +97,17 @@ def truncation_jumps(log: Log) -> Evidence | None:
         shares = [own.groupby("group_id").truncated.mean().to_numpy() for _, own in stage.groupby("step")]
         for place in range(1, len(shares)):
             sides = [np.concatenate(shares[max(0, place - 3) : place]), np.concatenate(shares[place : place + 3])]
-            low = _rise(sides, 1 - (1 - LEVEL) / len(shares))[1]
+            low = mean_difference(*sides, level=1 - (1 - LEVEL) / len(shares))[1]
             if low > (found[0] if found else 0.1):
                 found = low, sides, sorted(stage.step.unique().astype(int))[place - 1 : place + 3]
     if found is None:
         return None
     _, sides, steps = found
-    rise, (before, after) = _rise(sides, 0.95), (side.mean() for side in sides)
+    rise, (before, after) = mean_difference(*sides), (side.mean() for side in sides)
     text = f"the share of truncated rollouts rose from {before:.0%} to {after:.0%} between steps {steps[0]} and {steps[1]}, "
     text += f"by {percent(rise)}"
     cut = rows[rows.step.isin(steps[1:]) & (rows.truncated > 0)]
     return Evidence(text, dict(zip(("rise", "low", "high"), rise, strict=True)), steps, examples(cut), 1.0)
-
-
-def _rise(sides: Sequence[np.ndarray], level: float) -> tuple[float, float, float]:
-    """Return the difference of the means of two samples of groups, with Student's interval. Its width is never zero."""
-    value, degrees = float(sides[1].mean() - sides[0].mean()), max(1, sum(map(len, sides)) - 2)
-    squares = sum(len(side) * float(side.var()) for side in sides) + 0.25  # of one more group, 0.5 from its mean
-    half = critical_t(degrees, level) * np.sqrt(squares / degrees * sum(1 / len(side) for side in sides))
-    return value, value - half, value + half
 
 
 def truncated_is_rewarded(log: Log) -> Evidence | None:

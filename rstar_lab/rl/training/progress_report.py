@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rstar_lab.common.estimates import Side, format_interval, paired_difference, rate_difference, ratio
+from rstar_lab.common.estimates import Side, format_interval, mean_difference, paired_difference, ratio
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.tables import UNUSABLE
 from rstar_lab.untrusted.text import counted
@@ -35,8 +35,8 @@ def compare_models(before: Path, after: Path) -> tuple[list[str], bool]:
     by = [np.array([*_by_problem(own, lambda row: row["truncated"]).values()]).reshape(-1, 2) for own in rows]
     cut = [ratio(side[:, 0], side[:, 1], len(own)) for side, own in zip(by, rows, strict=True)]
     lines.append(f"  failed calls {_arrow(failed)}, truncated {_arrow([side.as_list()[0] for side in cut])}")
-    if (rise := rate_difference(cut[0], cut[1])).low > 0.1:
-        lines.append(f"  truncated {format_interval(rise.as_list(), '+.0%')}: {TOO_LARGE_UPDATES}")
+    if (rise := mean_difference(*(side[:, 0] / side[:, 1] for side in by)))[1] > 0.1:
+        lines.append(f"  truncated {format_interval(rise, '+.0%')}: {TOO_LARGE_UPDATES}")
     return lines, (failed[1] or 0.0) > MOST_FAIL
 
 
