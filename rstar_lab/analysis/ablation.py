@@ -38,18 +38,18 @@ def ablation_sums(runs: RunsLike, metrics: Sequence[str] = METRICS) -> pd.DataFr
     metrics: those in the rollup, and `eval/<set>/<name>`. held_out: mean pass@1 of the sets of `evaluate.sets`, at the steps that
     `evaluate.during.every` evaluates. informative_groups: share of groups whose kept rollouts differ in reward. tokens: tokens generated
     by the model plus tokens trained on in this step. The frame is the only input of `ablation_report`.
-    Without labels, the arms are the values of the recipe keys that differ between the runs.
-    Raises RunStoreError if there is no run, a run has no label, or a metric is not in the rollup.
+    Runs without a label are left out. If no run has one, the arms are the values of the recipe keys that differ between the runs.
+    Raises RunStoreError if there are no arms, or a metric is not in the rollup.
     """
     runs = as_runs(runs)
     table = training_runs(runs.runs())
-    labels = table.get("recipe.label", pd.Series(index=table.index, dtype=object))
-    if (labels.fillna("") == "").all() and len(set(changes := recipe_changes(table))) > 1:
+    labels = table.get("recipe.label", pd.Series(index=table.index, dtype=object)).fillna("")
+    if (labels == "").all():
+        if len(set(changes := recipe_changes(table))) < 2:
+            there = ", ".join(table.run_id) or "no run"
+            raise RunStoreError(f"no training run with the recipe key `label`, which names its arm; there is: {there}")
         labels = pd.Series(changes, table.index)  # of a sweep
-    unlabelled = table.run_id[labels.fillna("") == ""]
-    if table.empty or len(unlabelled):
-        which = f"run {unlabelled.iloc[0]} has no" if len(unlabelled) else f"{runs.path}: no training run with the"
-        raise RunStoreError(f"{which} recipe key `label`, which names its arm")
+    labels = labels[labels != ""]
     sums = []
     logged = [name for name in metrics if get_metric(name).logged]
     for name in (name for name in metrics if name not in logged):
@@ -61,34 +61,21 @@ def ablation_sums(runs: RunsLike, metrics: Sequence[str] = METRICS) -> pd.DataFr
     frame = runs.sql(f"SELECT run_id, step, {', '.join(sums)} FROM rollup")
     frame = frame.merge(_of_trainer(runs, logged), on=["run_id", "step"], how="left")
     frame["tokens"] += frame.pop("trained").fillna(0)
-    arms = pd.DataFrame({"run_id": table.run_id, "arm": labels, "seed": table.seed})
-    frame = frame.merge(arms, on="run_id")
+    frame = frame.merge(table[["run_id", "seed"]].join(labels.rename("arm"), how="inner"), on="run_id")
     return frame[[*_KEYS, *(name for name in frame if name not in _KEYS)]].sort_values(_KEYS, ignore_index=True)
 
 
 def _of_trainer(runs: Runs, logged: Sequence[str]) -> pd.DataFrame:
     """Return run_id, step, trained (tokens) and numerator and denominator of the TRAINER_METRICS that the runs have, and of `logged`."""
     steps = runs.steps()
-
-    def column(name: str) -> pd.Series:
-        return pd.to_numeric(steps[name]) if name in steps else pd.Series(np.nan, steps.index)
-
     sets = [name for name in steps.columns if re.fullmatch(r"eval/.+/pass1", str(name))]
-    held_out, groups = steps[sets].apply(pd.to_numeric, errors="coerce").mean(axis=1), column("groups")
-    frame = pd.DataFrame(
-        {
-            "run_id": steps.run_id,
-            "step": steps.step,
-            "trained": column("update_tokens"),
-            "held_out_numerator": held_out,
-            "held_out_denominator": held_out.notna().astype(float).where(held_out.notna()),
-            "informative_groups_numerator": groups - column("equal_groups"),
-            "informative_groups_denominator": groups,
-        }
-    )
-    for name in logged:
-        frame[f"{name}_numerator"] = column(name)
-        frame[f"{name}_denominator"] = column(name).notna().astype(float).where(column(name).notna())
+    names = dict.fromkeys([*sets, *logged, "update_tokens", "groups", "equal_groups"])
+    numbers = steps.reindex(columns=[*names]).apply(pd.to_numeric, errors="coerce")
+    frame = steps[["run_id", "step"]].assign(trained=numbers.update_tokens)
+    for name, values in {"held_out": numbers[sets].mean(axis=1), **numbers[[*logged]]}.items():
+        frame[f"{name}_numerator"], frame[f"{name}_denominator"] = values, values.notna().map({True: 1.0})
+    frame["informative_groups_numerator"] = numbers.groups - numbers.equal_groups
+    frame["informative_groups_denominator"] = numbers.groups
     missing = [name for name in TRAINER_METRICS if frame[f"{name}_denominator"].isna().all()]
     return frame.drop(columns=[f"{name}_{part}" for name in missing for part in ("numerator", "denominator")])
 

@@ -43,7 +43,6 @@ def report(
     """
     from rstar_lab.analysis.ablation import ablation_report, ablation_sums, load_sums, plot_frontier
     from rstar_lab.analysis.runs import open_runs
-    from rstar_lab.runs.errors import RunStoreError
     from rstar_lab.runs.files import atomic_write, json_safe
     from rstar_lab.runs.reader import run_folders
 
@@ -52,13 +51,7 @@ def report(
     if source.is_file():
         sums = load_sums(source)
     else:
-        folders = [folder for folder in run_folders(source) if folder.name.startswith(prefix)]
-        ids = [folder.name for folder in folders if _is_labelled(folder)]
-        if not ids:
-            existing = ", ".join(folder.name for folder in folders) or "no run"
-            raise RunStoreError(
-                f"{source}: no training run with the recipe key `label`, which names its arm; there is: {existing}"
-            )
+        ids = [folder.name for folder in run_folders(source) if folder.name.startswith(prefix)]
         sums = ablation_sums(open_runs(source, run_ids=ids))
     if save_data:
         with atomic_write(save_data) as file:
@@ -71,10 +64,3 @@ def report(
             echo(json.dumps(json_safe(row)))
     else:
         echo(result.to_markdown(), end="")
-
-
-def _is_labelled(folder: Path) -> bool:
-    from rstar_lab.runs.reader import RunReader
-
-    info = RunReader(folder).info
-    return info["kind"] == "train" and bool(info["recipe"].get("label"))
