@@ -65,6 +65,10 @@ def time_limit(cursor: duckdb.DuckDBPyConnection, timeout_s: float | None) -> It
         raise RunStoreError(
             f"the query ran longer than {timeout_s:g} s; limit it to a run and its steps, or change the filter"
         ) from error
+    except RuntimeError as error:
+        if str(error) == "Query interrupted":  # DuckDB raises it in place of the exception of a signal
+            raise KeyboardInterrupt from error
+        raise
     finally:
         timer.cancel()
 
