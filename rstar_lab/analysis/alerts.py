@@ -9,6 +9,7 @@ import pandas as pd
 from rstar_lab.analysis.filters import Where
 from rstar_lab.analysis.metrics import METRICS, curves
 from rstar_lab.analysis.runs import Runs
+from rstar_lab.common.resources import package_toml
 
 FIRST_STEPS = 3  # number of first steps of a run and stage; relative limits refer to the median over them
 KEYS = ["run_id", "stage", "step"]
@@ -33,24 +34,7 @@ class Detector:
     unless: str | None = None
 
 
-_SHORT = "responses are less than half as long as in the first steps"
-_LONG = "responses are more than three times as long as in the first steps, and the reward did not increase"
-_UNREWARDED = (
-    "rollouts that give the true answer get no reward: wrong sign, or an answer format that the model does not use"
-)
-_EQUAL = "almost all groups have equal rewards, so that few rollouts train the policy"
-DETECTORS = (
-    Detector("entropy collapse", "entropy", 0.2, "the policy has become almost deterministic", below=True, relative=True),
-    Detector("length collapse", "response_tokens", 0.5, _SHORT, below=True, relative=True),
-    Detector("length growth", "response_tokens", 3, _LONG, relative=True, unless="reward"),
-    Detector("mismatch", "mismatch", 0.05, "engine and trainer disagree: stale weights, another precision or another sampler"),
-    Detector("reward", "correct_unrewarded", 0.02, _UNREWARDED),
-    Detector("tool failures", "our_failure_rate", 0.05, "tool calls fail in the infrastructure, not because of the model"),
-    Detector("tool errors", "tool_error_rate", 0.8, "most tool calls of the model fail"),
-    Detector("duplicate answers", "duplicate_answers", 0.5, "most rollouts have more than one answer tag"),
-    Detector("truncation", "truncation_rate", 0.5, "most rollouts end at a limit"),
-    Detector("no learning signal", "groups_without_signal", 0.9, _EQUAL),
-)  # fmt: skip
+DETECTORS = tuple(Detector(name, **entry) for name, entry in package_toml(__file__, "alerts.toml").items())
 
 
 def find_alerts(runs: Runs, where: Where = None) -> pd.DataFrame:

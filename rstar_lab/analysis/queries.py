@@ -11,6 +11,7 @@ from typing import Any
 
 import duckdb
 
+from rstar_lab.common.resources import package_toml
 from rstar_lab.runs import RunStoreError
 from rstar_lab.runs.schema import LEVELS
 from rstar_lab.runs.tables import UNUSABLE
@@ -93,53 +94,8 @@ def check_query(query: str) -> None:
         raise RunStoreError("the query failed: only SELECT is allowed in a WITH clause")
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-# What SQL text may contain that the user did not necessarily write: filters, and queries of assistants. DuckDB interrupts a query between
-# blocks of rows only, computes constants before the query starts, and its memory limit does not count texts. Therefore a function is
-# allowed only if its result is at most as large as its arguments, and an aggregate only if it stores one value per group.
-_FUNCTIONS = _words(
-    """
-    + - * / // % ** ^ ~~ !~~ ~~* !~~* ^@ ->> like_escape ilike_escape not_like_escape not_ilike_escape
-    abs ceil ceiling floor round trunc sign sqrt cbrt exp ln log log2 log10 pow power mod greatest least isnan isfinite isinf nullif
-    length len char_length character_length strlen octet_length lower upper lcase ucase trim ltrim rtrim left right substr substring
-    strpos instr position contains starts_with prefix ends_with suffix regexp_matches regexp_full_match regexp_extract hash md5 typeof
-    list_contains list_has array_contains array_has list_has_any list_has_all array_has_any array_has_all list_position list_extract
-    list_element array_extract element_at array_length cardinality map_contains map_extract map_extract_value map_keys map_values
-    struct_extract list_value row list_distinct list_unique json_extract json_extract_string json_extract_path json_extract_path_text
-    json_array_length json_type json_valid json_exists json_contains epoch date_trunc date_part date_diff year month day hour minute
-    count count_star count_if countif sum avg mean min max any_value first last arg_max arg_min argmax argmin max_by min_by bool_and
-    bool_or stddev stddev_samp stddev_pop variance var_samp var_pop sem corr covar_samp covar_pop regr_slope regr_intercept regr_r2
-    regr_count approx_count_distinct approx_quantile kurtosis skewness fsum favg
-    """
-)
-# Aggregates of assistants' queries, which run in a process with a memory limit, and functions of several rows.
-_COLLECTING = _words(
-    """
-    median quantile quantile_cont quantile_disc mode mad histogram list array_agg string_agg unnest strftime row_number rank dense_rank
-    percent_rank ntile lag lead first_value last_value
-    """
-)
-_TYPES = _words(
-    "varchar text string integer int bigint smallint tinyint hugeint double float real boolean bool date timestamp json"
-)
-_NODES = _words(
-    """
-    COLUMN_REF VALUE_CONSTANT CASE_EXPR OPERATOR_CAST TYPE FUNCTION SUBQUERY STAR CONJUNCTION_AND CONJUNCTION_OR COMPARE_EQUAL
-    COMPARE_NOTEQUAL COMPARE_LESSTHAN COMPARE_GREATERTHAN COMPARE_LESSTHANOREQUALTO COMPARE_GREATERTHANOREQUALTO
-    COMPARE_DISTINCT_FROM COMPARE_NOT_DISTINCT_FROM COMPARE_BETWEEN COMPARE_NOT_BETWEEN COMPARE_IN COMPARE_NOT_IN OPERATOR_NOT
-    OPERATOR_IS_NULL OPERATOR_IS_NOT_NULL OPERATOR_COALESCE ARRAY_EXTRACT ARRAY_SLICE STRUCT_EXTRACT
-    SELECT_NODE BASE_TABLE JOIN EMPTY ORDER_MODIFIER ORDER_DEFAULT ASCENDING DESCENDING LIMIT_MODIFIER DISTINCT_MODIFIER
-    """
-)
-_NODES_OF_QUERIES = _words(
-    """
-    SET_OPERATION_NODE CTE_NODE SHOW_REF TABLE_FUNCTION POSITIONAL_REFERENCE WINDOW_AGGREGATE WINDOW_RANK WINDOW_RANK_DENSE
-    WINDOW_NTILE WINDOW_PERCENT_RANK WINDOW_ROW_NUMBER WINDOW_FIRST_VALUE WINDOW_LAST_VALUE WINDOW_LEAD WINDOW_LAG
-    """
-)
+# What SQL text may contain that the user did not necessarily write: filters, and queries of assistants.
+_ALLOWED = {name: frozenset(words.split()) for name, words in package_toml(__file__, "allowed_sql.toml").items()}
 _MOST_TEXT, _MOST_CALLS, _MOST_SUBQUERIES, _MOST_PATTERN = 200_000, 200, 4, 500
 _COUNTED = re.compile(r"\{.*\{|\{[^}]*\d{3}", re.DOTALL)  # repetitions for which a regular expression needs minutes
 _PLAIN = re.compile(
@@ -159,8 +115,8 @@ class _Rules:
         return RunStoreError(f"{self.name}: {what} is not supported; use `runs.sql` in a notebook")
 
 
-_FILTER = _Rules("filter sql", _FUNCTIONS, _NODES)
-_QUERY = _Rules("query", _FUNCTIONS | _COLLECTING, _NODES | _NODES_OF_QUERIES)
+_FILTER = _Rules("filter sql", _ALLOWED["functions"], _ALLOWED["nodes"])
+_QUERY = _Rules("query", _FILTER.functions | _ALLOWED["query_functions"], _FILTER.nodes | _ALLOWED["query_nodes"])
 
 
 @lru_cache(maxsize=256)
@@ -233,7 +189,7 @@ def _check_nodes(query: str, rules: _Rules) -> list[dict[str, Any]]:
             raise RunStoreError(f"{rules.name}: {node['function']['function_name']!r} cannot be read")
         elif kind == "STAR" and node["columns"]:
             raise rules.refuse("COLUMNS(...)")
-        elif kind == "TYPE" and (node["children"] or node["type_name"].lower() not in _TYPES):
+        elif kind == "TYPE" and (node["children"] or node["type_name"].lower() not in _ALLOWED["types"]):
             raise rules.refuse(f"the type {node['type_name']}")
         elif kind == "SELECT_NODE" and rules is _FILTER and (len(node["select_list"]) != 1 or named):
             raise rules.refuse("a subquery with several columns or a WITH clause")

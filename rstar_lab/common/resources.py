@@ -3,9 +3,11 @@ only the repository contains."""
 
 import shutil
 import sys
+import tomllib
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from rstar_lab.common.errors import UserError
 
@@ -16,6 +18,11 @@ def resource_folder(name: str) -> Path:
     """Return the folder `notebooks` or `cluster`: the copy in an installed wheel, else the folder of the source tree."""
     installed = _PACKAGE / "_resources" / name
     return installed if installed.is_dir() else _PACKAGE.parent / name
+
+
+def package_toml(module: str, name: str) -> dict[str, Any]:
+    """Return the content of a TOML file of the package. module: `__file__` of a module beside it."""
+    return tomllib.loads(Path(module).with_name(name).read_text("utf-8"))
 
 
 def benchmark_file(name: str) -> Path:

@@ -7,14 +7,13 @@ verifiers/legacy/utils/save_utils.py (`state_to_output`), verifiers/v1/episode.p
 import json
 import math
 import re
-import tomllib
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from pathlib import Path
 from typing import Any, TypeGuard
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
+from rstar_lab.common.resources import package_toml
 from rstar_lab.exchange.import_rows import (
     Row,
     content_text,
@@ -28,7 +27,7 @@ from rstar_lab.exchange.import_rows import (
 from rstar_lab.runs.messages import OTHER, ROLES
 from rstar_lab.untrusted.files import DataError, parse_json
 
-FOREIGN_NAMES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("foreign_names.toml").read_text("utf-8"))
+FOREIGN_NAMES = package_toml(__file__, "foreign_names.toml")
 COLUMNS: dict[str, list[str]] = FOREIGN_NAMES["columns"]
 USED = {
     *chain.from_iterable(COLUMNS.values()), "messages", "metrics", "timing", "error", "id", "advantage", "generate_s", "traj_id",

@@ -21,20 +21,7 @@ LINE_LENGTH = 300  # characters that are shown of a line of a log
 ENDED = ("finished", "failed", "stopped")
 
 
-# Colours on a light and on a dark page, with a contrast of at least 4.5.
-COLOURS = {
-    "running": ("#0b5cab", "#7cbcff"), "queued": ("#6a4b00", "#e9c877"), "finished": ("#00603f", "#6fd3a8"),
-    "failed": ("#9a3300", "#ffab85"),
-}  # fmt: skip
-STYLE = (
-    ".rl-jobs{border-collapse:collapse;font:13px/1.5 system-ui,sans-serif}"
-    "body[data-jp-theme-light=true] .rl-jobs,body.vscode-light .rl-jobs{color-scheme:light}"
-    "body[data-jp-theme-light=false] .rl-jobs,body.vscode-dark .rl-jobs{color-scheme:dark}"
-    ".rl-jobs :is(th,td){text-align:left!important;padding:3px 12px 3px 6px!important;white-space:nowrap;"
-    "color:light-dark(#1b2330,#e4e8ee)}"
-    ".rl-jobs th{font-weight:600;border-bottom:1px solid light-dark(#dde2e9,#303844)}"
-    + "".join(f".rl-jobs .rl-{status}{{color:light-dark({light},{dark})}}" for status, (light, dark) in COLOURS.items())
-)
+STYLE = Path(__file__).with_name("board.css").read_text(encoding="utf-8")
 EMPTY = "No jobs yet: `rstar-lab jobs submit tiny_fast` starts one."
 COLUMNS = ("job", "status", "where", "phase", "step", "reward", "tool errors", "left", "last line")
 
