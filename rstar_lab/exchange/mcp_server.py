@@ -239,6 +239,8 @@ def remote_tools(runs_dir: str | Path) -> dict[str, Callable[..., Row]]:
     def remote(report: Callable[..., Row]) -> Callable[..., Row]:
         @wraps(report)
         def call(*arguments: Any, **named: Any) -> Row:
+            if report == reports.recipe_keys:  # it reads no run, and does not wait for a call that does
+                return bounded(report(*arguments, **named))
             return process.call(report.__name__, inspect.signature(report).bind(*arguments, **named).arguments)
 
         return call
