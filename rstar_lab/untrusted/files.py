@@ -20,14 +20,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Protocol, TypeVar, cast, overload
+from typing import IO, Any, BinaryIO, Protocol, cast
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypeVar
 
 from rstar_lab.common.errors import UserError
 
-T = TypeVar("T")
+T = TypeVar("T", default=Any)
+_ANY: Any = Any  # the default of `kind`: any JSON value
 
 # Bytes that are read at once. A file with holes takes no disk, and reading it would take all memory.
 MAX_BYTES, MAX_JSON_BYTES = 2**30, 2**28
@@ -122,11 +124,7 @@ def read_text(path: str | Path, max_bytes: int = MAX_BYTES, errors: str = "stric
         return data.decode("utf-8", errors).replace("\r\n", "\n").replace("\r", "\n")
 
 
-@overload
-def parse_json(text: str | bytes, where: object) -> Any: ...
-@overload
-def parse_json(text: str | bytes, where: object, kind: type[T]) -> T: ...
-def parse_json(text: str | bytes, where: object, kind: Any = Any) -> Any:
+def parse_json(text: str | bytes, where: object, kind: type[T] = _ANY) -> T:
     """Return the value of JSON text, at most 100 levels deep. A lone surrogate in a text becomes `\ufffd`.
 
     Args:
@@ -145,7 +143,7 @@ def parse_json(text: str | bytes, where: object, kind: Any = Any) -> Any:
             _check_depth(value)
         if (b"\\u" if isinstance(text, bytes) else "\\u") in text:  # type: ignore[operator]
             value = without_surrogates(value)
-        return value if kind is Any else _adapter(kind).validate_python(value)
+    return value if kind is _ANY else check_type(value, kind, where)
 
 
 def parse_value(text: str, where: object) -> Any:
@@ -195,11 +193,7 @@ def check_type(value: object, kind: type[T], where: object) -> T:
         return cast(T, _adapter(cast(Any, kind)).validate_python(value))
 
 
-@overload
-def read_json(path: str | Path, *, hint: str = "") -> Any: ...
-@overload
-def read_json(path: str | Path, kind: type[T], *, hint: str = "") -> T: ...
-def read_json(path: str | Path, kind: Any = Any, *, hint: str = "") -> Any:
+def read_json(path: str | Path, kind: type[T] = _ANY, *, hint: str = "") -> T:
     """Return the value of a JSON file.
 
     kind: type of the value. hint: what to do, with which an error ends. Raises DataError, also if there is no such file.
@@ -221,11 +215,7 @@ class Answer(Protocol):
     def status_code(self) -> int: ...
 
 
-@overload
-def answer_json(answer: Answer) -> Any: ...
-@overload
-def answer_json(answer: Answer, kind: type[T]) -> T: ...
-def answer_json(answer: Answer, kind: Any = Any) -> Any:
+def answer_json(answer: Answer, kind: type[T] = _ANY) -> T:
     """Return the JSON value of an HTTP answer. Raises DataError, which names the server and the status."""
     return parse_json(answer.content, f"the answer of {answer.url} (status {answer.status_code})", kind)
 
@@ -245,11 +235,12 @@ def error_message(answer: Answer) -> str:
 # --- lines and archives
 
 
-class _Wrapped(io.RawIOBase):
-    """A file that is read through another one. Closing it closes that file."""
+class _Bounded(io.RawIOBase):
+    """Bytes that `source` reads from `file`, at most `most`, in lines of at most MAX_JSON_BYTES. Closing it closes the file."""
 
-    def __init__(self, file: IO[bytes]):
-        self._file = file
+    def __init__(self, source: IO[bytes] | gzip.GzipFile, file: BinaryIO, most: float):
+        self._source, self._file, self._left = source, file, most
+        self._line = 0  # bytes of the line so far
 
     def readable(self) -> bool:
         return True
@@ -258,32 +249,13 @@ class _Wrapped(io.RawIOBase):
         self._file.close()
         super().close()
 
-
-class _Unpacked(_Wrapped):
-    """Bytes of a gzip file, at most `most`."""
-
-    def __init__(self, packed: IO[bytes], most: int):
-        super().__init__(packed)
-        self._unpacked, self._left = gzip.GzipFile(fileobj=packed), most
-
     def readinto(self, buffer: Any) -> int:
-        data = self._unpacked.read(len(buffer))
+        data = self._source.read(len(buffer))
+        end = data.rfind(b"\n") + 1
+        self._line = len(data) - end + (0 if end else self._line)
         self._left -= len(data)
         if self._left < 0:
             raise OSError("it unpacks to far more than its size")
-        buffer[: len(data)] = data
-        return len(data)
-
-
-class _BoundedLines(_Wrapped):
-    """Bytes of a file, of lines of at most MAX_JSON_BYTES bytes."""
-
-    _line = 0  # bytes of the line so far
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._file.read(len(buffer))
-        end = data.rfind(b"\n") + 1
-        self._line = len(data) - end + (0 if end else self._line)
         if self._line > MAX_JSON_BYTES:
             raise OSError(f"it has a line of more than {MAX_JSON_BYTES:,} bytes")
         buffer[: len(data)] = data
@@ -301,9 +273,10 @@ def open_stream(path: str | Path) -> BinaryIO:
     Raises OSError if it cannot be opened, and when it is read, if a line is too long or it unpacks to far more than its size.
     """
     file = open_bytes(path)
-    if Path(path).suffix == ".gz":
-        file = io.BufferedReader(_Unpacked(file, max_unpacked(os.fstat(file.fileno()).st_size)))
-    return io.BufferedReader(_BoundedLines(file), 2**20)
+    if Path(path).suffix != ".gz":
+        return io.BufferedReader(_Bounded(file, file, math.inf), 2**20)
+    most = max_unpacked(os.fstat(file.fileno()).st_size)
+    return io.BufferedReader(_Bounded(gzip.GzipFile(fileobj=file), file, most), 2**20)
 
 
 def open_lines(
