@@ -15,7 +15,7 @@ from rstar_lab.doctor.logs import read_logs
 from rstar_lab.doctor.rule import WINDOW, Evidence, Log, Rule
 from rstar_lab.doctor.rules import RULES
 from rstar_lab.runs.tables import UNUSABLE
-from rstar_lab.untrusted.text import counted, html
+from rstar_lab.untrusted.text import counted, duration, html
 
 if TYPE_CHECKING:
     from rstar_lab.analysis.inspector.inspector import Inspector
@@ -292,7 +292,7 @@ def lost_compute(log: Log, waste: dict[str, float], hardware: "Hardware | None")
 
 def _cost(lost: dict[str, float]) -> str:
     """Return ": 3.1 h of generation, 24.8 GPU-hours, cost 62.00"."""
-    hours = "{:.1f} h of generation" if lost.get("hours", 1) >= 1 else f"{60 * lost['hours']:.0f} min of generation"
+    hours = f"{duration(3600 * lost.get('hours', 0))} of generation"
     forms = {"hours": hours, "gpu_hours": "{:,.1f} GPU-hours", "cost": "cost {:,.2f}"}
     return "".join(f"{', ' if i else ': '}{forms[name].format(value)}" for i, (name, value) in enumerate(lost.items()))
 

@@ -12,7 +12,7 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.jobs.job import CLASSES, Job, attach, backend_named, job_row, list_jobs
 from rstar_lab.jobs.progress import last_metrics, parse_event, progress
 from rstar_lab.runs.reader import find_runs_dir
-from rstar_lab.untrusted.text import Html, html, joined, visible
+from rstar_lab.untrusted.text import Html, duration, html, joined, visible
 
 EVERY_S = 3.0
 LOG_LINES = 30
@@ -45,7 +45,8 @@ class BoardRow:
     def cells(self) -> list[str]:
         step = "" if self.done is None else f"{self.done}/{self.total}" if self.total else str(self.done)
         shares = ("" if share is None else f"{share:.3f}" for share in (self.reward, self.error_rate))
-        return [self.id, self.status, self.where, self.phase, step, *shares, _duration(self.left_s), self.line]
+        left = "" if self.left_s is None else duration(self.left_s)
+        return [self.id, self.status, self.where, self.phase, step, *shares, left, self.line]
 
 
 def render_table(rows: list[BoardRow]) -> Html:
@@ -65,13 +66,6 @@ def render_table(rows: list[BoardRow]) -> Html:
 
 def to_text(rows: list[BoardRow]) -> str:
     return "\n".join("  ".join(cell for cell in row.cells() if cell) for row in rows)
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    hours, minutes = int(seconds // 3600), int(seconds % 3600 // 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else f"{seconds:.0f} s"
 
 
 class BoardWidget:

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from rstar_lab.common.errors import UserError
 from rstar_lab.hardware.processes import run_child
 from rstar_lab.hardware.profiles import Profile
-from rstar_lab.untrusted.text import counted, html, joined
+from rstar_lab.untrusted.text import counted, duration, html, joined
 
 
 class Stage(TypedDict):
@@ -62,11 +62,11 @@ class JobDescription:
         rows = [("recipe", self.recipe), ("profile", where)]
         for stage in self.stages:
             steps = f"{counted(stage['steps'], 'step')} of {stage['step_s']:.0f} s"
-            rows.append((f"stage {stage['name']}", f"{steps}: {_duration(stage['steps'] * stage['step_s'] / 3600)}"))
-        rows += [(part, _duration(hours)) for part, hours in self.parts_h.items()]
+            rows.append((f"stage {stage['name']}", f"{steps}: {duration(stage['steps'] * stage['step_s'])}"))
+        rows += [(part, duration(3600 * hours)) for part, hours in self.parts_h.items()]
         rows += [("not counted", part) for part in self.not_counted]
         if self.hours is not None and self.gpu_hours is not None:
-            rows.append(("time", f"{_duration(self.hours)} on {self.gpus} GPUs: {self.gpu_hours:,.0f} GPU-hours"))
+            rows.append(("time", f"{duration(3600 * self.hours)} on {self.gpus} GPUs: {self.gpu_hours:,.0f} GPU-hours"))
         if self.cost is not None:
             rows.append(("cost", f"{self.cost:,.0f}"))
         if self.disk_gb is not None:
@@ -161,7 +161,3 @@ def queue_state(backend: str) -> str:
         with contextlib.suppress(FileNotFoundError, subprocess.TimeoutExpired):
             outputs = [subprocess.run(c, capture_output=True, text=True, timeout=30).stdout.strip() for c in commands]
     return "\n".join(outputs)
-
-
-def _duration(hours: float) -> str:
-    return f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.0f} min"

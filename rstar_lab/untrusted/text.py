@@ -70,6 +70,13 @@ def up_to_last(text: str, mark: str) -> str:
     return "".join(text.rpartition(mark)[:2])
 
 
+def duration(seconds: float) -> str:
+    """Return a time for people: `45 s`, `12 min`, `3.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun: `1 problem`, `1,000 trajectories`. noun: singular of a regular noun."""
     plural = f"{noun[:-1]}ies" if noun.endswith("y") and noun[-2] not in "aeiou" else f"{noun}s"

@@ -17,7 +17,7 @@ from rstar_lab.analysis.runs import open_runs
 from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunReader
 from rstar_lab.untrusted.recipes import ForeignRecipe
-from rstar_lab.untrusted.text import escaped
+from rstar_lab.untrusted.text import duration, escaped
 
 # Columns of a run's steps and their titles. SFT runs have only the loss, RL runs all others.
 CURVES = {
@@ -46,7 +46,7 @@ def heading(reader: RunReader, steps: pd.DataFrame, status: str) -> str:
     if speed := seconds_per_step(steps):
         parts.append(f"{speed:.3g} s/step")
         if total and status == "running":
-            parts.append(f"{_duration(speed * max(0, total - step))} left")
+            parts.append(f"{duration(speed * max(0, total - step))} left")
     return ", ".join(parts)
 
 
@@ -69,12 +69,6 @@ def seconds_per_step(steps: pd.DataFrame) -> float | None:
     """Return the median `step_s` of the latest steps. None for runs without it, such as those of SFT."""
     known = pd.to_numeric(steps["step_s"]).dropna() if "step_s" in steps else pd.Series(dtype=float)
     return float(known.tail(_SPEED_STEPS).median()) if len(known) else None
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _has_rollouts(steps: pd.DataFrame) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from rstar_lab.untrusted.text import counted
+from rstar_lab.untrusted.text import counted, duration
 
 _FEW, _MOST = 0.1, 0.5
 
@@ -44,7 +44,7 @@ def first_step_line(metrics: Mapping[str, Any], *, tools: bool, steps: int) -> s
     end = datetime.now() + timedelta(seconds=left)
     return (
         f"first step: {rollout_line(metrics, tools=tools)}; {metrics['generated_tokens_per_s']:.0f} tokens/s; "
-        f"{', '.join(phases)}; expected end in {_duration(left)} ({end:%a %H:%M})"
+        f"{', '.join(phases)}; expected end in {duration(left)} ({end:%a %H:%M})"
     )
 
 
@@ -94,9 +94,3 @@ def nothing_learnt(lines: Sequence[Mapping[str, Any]], *, tools: bool) -> str | 
 
 def _number(share: float | None, count: int) -> int:
     return round((share or 0.0) * count)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
