@@ -220,8 +220,7 @@ def _start_controller(plan: GridPlan) -> None:
     spec = JobSpec(
         id=job_id, recipe=plan.recipe, profile=plan.profile, backend="local",
         command=[sys.executable, "-m", "rstar_lab.jobs.grid", str(folder.path / "grid.json")], cwd=str(Path.cwd()),
-        runs_dir=plan.runs_dir, overrides=plan.overrides, created=datetime.now(UTC).isoformat(timespec="seconds"),
-        run=f"{plan.name}-grid",
+        runs_dir=plan.runs_dir, overrides=plan.overrides, run=f"{plan.name}-grid",
     )  # fmt: skip
     folder.save(spec)
     folder.write("grid.json", asdict(plan))

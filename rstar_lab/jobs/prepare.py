@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +117,7 @@ def plan_job(job: Submission, backend: str) -> tuple[JobSpec, dict[str, str]]:
     spec = JobSpec(
         id=job.job_id, recipe=str(job.recipe), profile=profile, backend=backend,
         command=["python3" if in_image else sys.executable, "-m", module, *arguments], cwd=str(cwd), runs_dir=str(runs),
-        overrides=overrides, created=datetime.now(UTC).isoformat(timespec="seconds"),
-        run=None if action == "evaluate" else f"{job.run_name}-rl", environment=environment, handle=handle,
+        overrides=overrides, run=None if action == "evaluate" else f"{job.run_name}-rl", environment=environment, handle=handle,
         sandbox_workers=sandbox_workers, action=job.command, grid=job.grid,
     )  # fmt: skip
     return spec, files

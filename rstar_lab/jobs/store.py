@@ -16,6 +16,7 @@ import shutil
 import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -64,7 +65,7 @@ class JobSpec:
     cwd: str
     runs_dir: str
     overrides: dict[str, Any]
-    created: str
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     run: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
     handle: dict[str, Any] = field(default_factory=dict)

@@ -6,7 +6,6 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +98,7 @@ class OverSsh(Backend):
         spec = JobSpec(
             id=job.job_id, recipe=_absolute(job.recipe), backend=self.name, command=[settings.python], cwd=str(Path.cwd()),
             profile=_absolute(job.profile) if job.profile else job.machine.name, runs_dir=str(runs_dir),
-            overrides=dict(job.overrides), created=datetime.now(UTC).isoformat(timespec="seconds"),
-            run=None if job.command == "evaluate" else f"{job.run_name}-rl",
+            overrides=dict(job.overrides), run=None if job.command == "evaluate" else f"{job.run_name}-rl",
             handle=handle, action=job.command,
         )  # fmt: skip
         # Saved first: if this process dies while the host submits, the job can still be found here.
