@@ -29,11 +29,11 @@ def _one_of(char: str, any_case: bool) -> str:
     return f"(?:{'|'.join(dict.fromkeys(forms))})" if len(set(forms)) > 1 else forms[0]
 
 
-def excerpt(messages: str, pattern: str, before: int = 60, after: int = 100) -> str:
+def excerpt(messages: str, pattern: str) -> str:
     """Return the text around the first place that a pattern finds, with its escapes."""
     found = re.search(pattern, messages, re.IGNORECASE)
     start, end = found.span() if found else (0, 0)
-    return messages[max(0, start - before) : end + after]
+    return messages[max(0, start - 60) : end + 100]
 
 
 def unescaped(text: str) -> str:

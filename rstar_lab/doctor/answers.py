@@ -149,7 +149,7 @@ def compare(answers: Iterable[object], truths: Iterable[object]) -> list[bool | 
         decided = _decided(answer, truth)
         if decided is None and formulas < COMPARED and max(len(answer), len(truth)) <= LONGEST:
             formulas += 1
-            decided = _are_equal_formulas(answer, truth)
+            decided = verify.same_answer(answer, truth) or None  # what it calls unequal can be another notation
         known[answer, truth] = decided
     return [known[pair] for pair in pairs]
 
@@ -165,8 +165,3 @@ def _decided(answer: str, truth: str) -> bool | None:
     if left is not None and right is not None:
         return abs(left - right) <= 1e-6 * max(1.0, abs(right))
     return False if _CHOICE.fullmatch(first) and _CHOICE.fullmatch(second) else None
-
-
-def _are_equal_formulas(answer: str, truth: str) -> bool | None:
-    """Return True if the grader calls both equal. What it calls unequal can be another notation, so that is None."""
-    return verify.same_answer(answer, truth) or None

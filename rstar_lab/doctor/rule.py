@@ -171,9 +171,9 @@ class Log:
         query = f"SELECT traj_id, {columns} FROM transcripts WHERE step = ?"
         return [self.runs.arrow(query, [step]) for step in steps]
 
-    def last(self, window: int = WINDOW) -> pd.DataFrame:
+    def last(self) -> pd.DataFrame:
         """Return the rollouts of the last steps."""
-        return self.rollouts[self.rollouts.step.isin(sorted(self.rollouts.step.unique())[-window:])]
+        return self.rollouts[self.rollouts.step.isin(sorted(self.rollouts.step.unique())[-WINDOW:])]
 
 
 def _first_call(messages: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:

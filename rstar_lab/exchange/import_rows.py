@@ -229,13 +229,8 @@ def text_or_none(value: Any) -> str | None:
 
 def number_or_none(value: Any, place: str, name: str) -> float | None:
     """Return a number; None for null and for numbers that are not finite. Raises UserError for anything else."""
-    number = number_of(value)
-    if (
-        number is None
-        and value is not None
-        and str(value).strip().lower() not in _NOT_FINITE
-        and not isinstance(value, int)
-    ):
+    is_number = value is None or isinstance(value, int) or str(value).strip().lower() in _NOT_FINITE
+    if (number := number_of(value)) is None and not is_number:
         raise UserError(f"{place}: field {name!r} is not a number: {str(value)[:80]!r}")
     return number
 

@@ -14,12 +14,12 @@ LENGTH = "{last:.0f} tokens per response, {first:.0f} in the first steps"
 LIMIT, FP32_LIMIT = 0.05, 1e-3  # nats per token between engine and trainer
 
 
-def at(column: str, condition: Callable[[pd.Series], pd.Series], text: str, *, cost: float, least: int = 2) -> Check:
-    """Return a check that fires if a condition on the values of a metric holds in at least `least` steps; see `at_steps`."""
+def at(column: str, condition: Callable[[pd.Series], pd.Series], text: str, *, cost: float) -> Check:
+    """Return a check that fires if a condition on the values of a metric holds in at least two steps; see `at_steps`."""
 
     def check(log: Log) -> Evidence | None:
         values = log.steps[column]
-        return at_steps(log, values, condition(values), text, least=least, cost=cost)
+        return at_steps(log, values, condition(values), text, cost=cost)
 
     return check
 
