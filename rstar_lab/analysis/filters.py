@@ -75,12 +75,10 @@ def where_sql(where: Where, table: str = "trajectories", *, noted: Callable[[], 
         if with_rollouts and not (named := columns_of(where)) <= known and named <= _OF_ROLLOUTS:
             return _of_rollouts(condition)
         return condition
-    if not isinstance(where, Mapping):
-        raise RunStoreError(f"a filter is SQL text or a mapping, not {type(where).__name__}")
     parts = []
     of_rollouts: dict[str, Any] = {}
-    for key, value in where.items():
-        key = str(key)
+    for name, value in as_mapping(where).items():
+        key = str(name)
         if with_rollouts and key not in known and key not in ("steps", "any", "sql"):
             of_rollouts[key] = value
         else:
@@ -92,9 +90,16 @@ def where_sql(where: Where, table: str = "trajectories", *, noted: Callable[[], 
 
 def narrowed(where: Where, **keys: Any) -> dict[str, Any]:
     """Return a filter of the rollouts of `where` for which these keys hold too. Filters of figures' points are made of it."""
-    if isinstance(where, str):
-        where = {"sql": where} if where.strip() else None
-    return {**keys, "any": [json_filter(where)]} if where else keys
+    return {**keys, "any": [json_filter(chosen)]} if (chosen := as_mapping(where)) else keys
+
+
+def as_mapping(where: Where) -> Mapping[str, Any]:
+    """Return a filter as a mapping; empty if there is none. Raises RunStoreError if it has another type."""
+    if isinstance(where, str) or where is None:
+        return {"sql": where} if where and where.strip() else {}
+    if not isinstance(where, Mapping):
+        raise RunStoreError(f"a filter is SQL text or a mapping, not {type(where).__name__}")
+    return where
 
 
 def _of_rollouts(condition: str) -> str:

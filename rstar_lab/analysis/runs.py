@@ -6,6 +6,7 @@ a run that is being written up to its last committed step.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -39,7 +40,7 @@ class Runs:
     def __init__(self, folders: Sequence[Path], root: Path | None, timeout_s: float | None = None):
         frames = {"runs": self.runs, "steps": self.steps, "rewards": self.rewards}
         self._views = Views(folders, root, frames, timeout_s)
-        self._vocabularies: dict[str, list[str] | None] = {}
+        self._vocabulary = cache(lambda run_id: self._views.reader(run_id).vocabulary())
         # Texts of the last search: consecutive searches usually cover the same steps.
         self._searched: tuple[tuple, pa.Table | None] = (), None
 
@@ -169,14 +170,15 @@ class Runs:
             where: SQL text or a mapping.
             table: trajectories, calls, transcripts or steps.
         """
-        return where_sql(where, table, noted=self._noted)
+        return where_sql(where, table, noted=self.notes)
 
-    def _noted(self) -> list[str]:
-        noted: list[str] = []
+    def notes(self) -> dict[str, dict[str, Any]]:
+        """Return the notes of the inspector: traj_id to {traj_id, note, tags, time}."""
+        notes: dict[str, dict[str, Any]] = {}
         for reader in self._views.readers():
             with self._views.skip_damaged(reader):
-                noted += read_notes(reader.run_dir)
-        return noted
+                notes |= read_notes(reader.run_dir)
+        return notes
 
     # One trajectory
 
@@ -250,11 +252,6 @@ class Runs:
         if not rows:
             raise RunStoreError(f"no trajectory {traj_id!r} in {self.path}")
         return rows[0]
-
-    def _vocabulary(self, run_id: str) -> list[str] | None:
-        if run_id not in self._vocabularies:
-            self._vocabularies[run_id] = self._views.reader(run_id).vocabulary()
-        return self._vocabularies[run_id]
 
     def _transcript_row(self, place: Mapping[str, Any], columns: str) -> dict[str, Any]:
         traj_id, run_id, step = place["traj_id"], place["run_id"], place["step"]

@@ -66,13 +66,9 @@ class Views:
         timeout_s: float | None = None,
     ) -> pd.DataFrame:
         """Run a DuckDB query over the tables, see `Runs.sql`."""
-
-        def fetch(rows: duckdb.DuckDBPyRelation | None) -> pd.DataFrame:
-            if rows is None:
-                return pd.DataFrame()
-            return (rows if limit is None else rows.limit(limit)).df()
-
-        return self._run(query, parameters, fetch, steps, timeout_s)
+        return self._run(
+            query, parameters, lambda rows: (rows if limit is None else rows.limit(limit)).df(), steps, timeout_s
+        )
 
     def state(self) -> tuple:
         """Return a value that changes when one of the runs changes."""
@@ -115,9 +111,9 @@ class Views:
     ) -> Any:
         for _ in range(3):
             only = "" if steps is None else self._trajectories(self._files("trajectories", steps))
-            cursor = self._prepare(query)
             limited = f"WITH trajectories AS ({only}) {query}" if only else query
             try:
+                cursor = self._prepare(query)
                 with time_limit(cursor, self._timeout_s if timeout_s is None else timeout_s):
                     return fetch(cursor.sql(limited, params=list(parameters or [])))
             except duckdb.IOException as caught:  # a file was merged or cut while the query was prepared
@@ -152,15 +148,15 @@ class Views:
                 self._views[name] = state
             return self._connection.cursor()
 
-    def accepted(self, reader: RunReader, level: str, stored: Sequence[StoredFile] | None = None) -> list[StoredFile]:
-        """Return the files of a level of a run, which queries may then read. stored: these files of the run instead of all.
+    def accepted(self, reader: RunReader, level: str) -> list[StoredFile]:
+        """Return the files of a level of a run, which queries may then read.
 
         Raises RunStoreError if a file of the run folder, or a folder in it, is a link to somewhere else: the link would decide which
         files SQL text can read. The run folder itself may be a link.
         """
         root, real = reader.run_dir.resolve(), cache(Path.resolve)
         files = []
-        for file in reader.files(level, self.leave_out_damaged) if stored is None else stored:
+        for file in reader.files(level, self.leave_out_damaged):
             path = file.path.resolve() if file.path.is_symlink() else real(file.path.parent) / file.path.name
             if not path.is_relative_to(root):
                 raise RunStoreError(

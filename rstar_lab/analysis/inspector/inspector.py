@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from html import unescape
@@ -16,7 +15,7 @@ import traitlets
 from IPython.display import display
 
 from rstar_lab.analysis.figure_theme import template
-from rstar_lab.analysis.filters import Where, json_filter, where_sql
+from rstar_lab.analysis.filters import Where, as_mapping, json_filter, where_sql
 from rstar_lab.analysis.forks import Fork, alternatives_payload, alternatives_table, model_argument, turn_text
 from rstar_lab.analysis.inspector.export import Opened, export_html, export_markdown, listing_html, plain_html
 from rstar_lab.analysis.inspector.link import LinkedFigure, answer_figure, check_links, themed
@@ -24,7 +23,6 @@ from rstar_lab.analysis.inspector.notes import (
     View,
     check_view,
     is_typed,
-    read_notes,
     read_views,
     write_note,
     write_view,
@@ -46,11 +44,6 @@ MAX_FIGURES = 3
 Json = dict[str, Any]
 Buffers = list[Any]
 _GROUP = ("run_id", "step", "group_id")
-# Traits that an inspector and its replacement share.
-_SHARED = (
-    "filters", "scope", "sort", "columns", "selected", "channel", "height", "label", "place", "revision", "reveal", "figures",
-    "dark_template",
-)  # fmt: skip
 
 
 _NUMBERS = itertools.count(1)
@@ -244,14 +237,7 @@ class Inspector(NotebookWidget):
 
     def _all_notes(self) -> dict[str, dict[str, Any]]:
         if self._notes is None:
-            self._notes = {}
-            for run_id in self.source.runs:
-                try:
-                    self._notes |= read_notes(self.source.store.run_dir(run_id))
-                except UserError as error:  # the list of a shared folder is shown without the notes of one run
-                    if len(self.source.runs) == 1:
-                        raise
-                    warnings.warn(f"skipped: {error}", stacklevel=2)
+            self._notes = self.source.store.notes()
         return self._notes
 
     # Requests of the browser are {id, op, ...}; responses are {id, result} or {id, error}. The operation `page` is the method `_page`.
@@ -387,7 +373,7 @@ class Inspector(NotebookWidget):
     def share_state(self, widget: "Inspector") -> None:
         """Give another inspector this one's source and state. Changes to either apply to both."""
         widget.source, widget.forks, widget._continuations = self.source, self.forks, self._continuations
-        for name in _SHARED:
+        for name in Inspector.class_own_traits(sync=True):
             traitlets.link((self, name), (widget, name))
 
 
@@ -397,14 +383,7 @@ def inspect(store: RunsLike, where: Where = None, **state: Any) -> Inspector:
     where: filter of the list, SQL text or a mapping, see `rstar_lab.analysis.filters.Filter`.
     state: initial values of the inspector's traits.
     """
-    filters: Json = {}
-    if isinstance(where, str):
-        filters = {"sql": where} if where.strip() else {}
-    elif isinstance(where, Mapping):
-        filters = json_filter(where)
-    elif where is not None:
-        where_sql(where)  # raises
-    return Inspector(store, filters=filters, **state)
+    return Inspector(store, filters=json_filter(as_mapping(where)), **state)
 
 
 def explore(figures: go.Figure | Sequence[go.Figure], store: RunsLike, **state: Any) -> Inspector:

@@ -6,8 +6,7 @@ The counts show which steps or values contain the page, and only these are read.
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import duckdb
@@ -88,13 +87,15 @@ class Listing:
 
         steps: (run_id, step) of all rows that the query can return. A store of files reads only the files of these steps.
         """
-        with query_errors():
-            if (connection := self._connection) is None:
-                return frame_rows(self.store.sql(query, steps=steps, timeout_s=queries.FILTER_S))
-            cursor = connection.cursor()  # cells and messages of the page query from different threads
+        if (connection := self._connection) is None:
+            return frame_rows(self.store.sql(query, steps=steps, timeout_s=queries.FILTER_S))
+        cursor = connection.cursor()  # cells and messages of the page query from different threads
+        try:
             with time_limit(cursor, queries.FILTER_S):
                 cursor.execute(query)
                 return [str(column[0]) for column in cursor.description or ()], cursor.fetchall()
+        except duckdb.Error as error:
+            raise UserError(error_text(error)) from error
 
     def count(self, where: str) -> int:
         """Return the number of rows of the filtered list."""
@@ -203,15 +204,6 @@ def _cache(kept: dict, key: Any, counted: Any) -> None:
     while len(kept) >= _CACHED:
         kept.pop(next(iter(kept)))
     kept[key] = counted
-
-
-@contextmanager
-def query_errors() -> Iterator[None]:
-    """Raise an error of DuckDB as UserError."""
-    try:
-        yield
-    except duckdb.Error as error:
-        raise UserError(error_text(error)) from error
 
 
 def to_json_rows(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from rstar_lab.analysis import queries
 from rstar_lab.analysis.filters import sql_list, sql_literal
-from rstar_lab.analysis.inspector.listing import Listing, frame_rows, query_errors, to_json_rows, to_json_value
+from rstar_lab.analysis.inspector.listing import Listing, frame_rows, to_json_rows, to_json_value
 from rstar_lab.analysis.text_search import search_pattern, unescaped
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import MODEL_ERRORS, Outcome
@@ -25,8 +25,7 @@ class Source(Listing):
 
     def _transcripts(self, query: str) -> list[Any]:
         """Run a query that reads transcripts, which are never copied into memory, and return its rows."""
-        with query_errors():
-            return frame_rows(self.store.sql(query, timeout_s=queries.FILTER_S))[1]
+        return frame_rows(self.store.sql(query, timeout_s=queries.FILTER_S))[1]
 
     def choices(self) -> dict[str, Any]:
         """Return the choices of the filter bar: runs, stages, first and last step, outcomes."""
