@@ -1,10 +1,10 @@
 """Transport of widgets to a page of the browser: Jupyter's comm interface over a queue per page."""
 
+import asyncio
 import base64
-import itertools
 import json
-import queue
-import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import comm
@@ -18,43 +18,38 @@ class Pages:
     """The open pages. Every message of a widget goes to all of them, as to several browsers at one kernel."""
 
     def __init__(self) -> None:
-        self._queues: list[queue.Queue[str]] = []
-        self._lock = threading.Lock()
+        self._queues: list[tuple[asyncio.AbstractEventLoop, asyncio.Queue[str]]] = []
         self.comms: dict[str, PageComm] = {}
-        self._numbers = itertools.count(1)
 
     def widget_comm(self, **_: Any) -> "PageComm":
         """Create the connection of a new widget. Replaces `comm.create_comm`."""
-        return PageComm(self, f"widget-{next(self._numbers)}")
+        return PageComm(self)
 
-    def connect(self) -> "queue.Queue[str]":
-        """Return the queue of a new page."""
-        pending: queue.Queue[str] = queue.Queue(MAX_PENDING)
-        with self._lock:
-            self._queues.append(pending)
-        return pending
-
-    def disconnect(self, pending: "queue.Queue[str]") -> None:
-        """Forget a page that was closed."""
-        with self._lock:
-            self._queues.remove(pending)
+    @contextmanager
+    def connect(self) -> "Iterator[asyncio.Queue[str]]":
+        """Yield the queue of a page until it is closed."""
+        page = asyncio.get_running_loop(), asyncio.Queue[str]()
+        self._queues.append(page)
+        try:
+            yield page[1]
+        finally:
+            self._queues.remove(page)
 
     def publish(self, message: dict[str, Any]) -> None:
-        """Send a message to all pages. A page that reads none misses it."""
+        """Send a message to all pages, from any thread. A page that reads none misses it."""
         text = json.dumps(message)
-        with self._lock:
-            for pending in self._queues:
-                if not pending.full():
-                    pending.put(text)
+        for loop, pending in [*self._queues]:
+            if pending.qsize() < MAX_PENDING:
+                loop.call_soon_threadsafe(pending.put_nowait, text)
 
 
 class PageComm(BaseComm):
     """The connection of one widget."""
 
-    def __init__(self, pages: Pages, comm_id: str):
+    def __init__(self, pages: Pages):
         self._pages = pages
-        pages.comms[comm_id] = self
-        super().__init__(target_name="jupyter.widget", comm_id=comm_id)
+        super().__init__(target_name="jupyter.widget")
+        pages.comms[self.comm_id] = self
 
     def publish_msg(
         self, msg_type: str, data: Any = None, metadata: Any = None, buffers: Any = None, **keys: Any

@@ -133,23 +133,14 @@ class Viewer:
         return Response(status_code=204)
 
     async def _events(self, request: Request) -> Response:
-        pending = self._pages.connect()
-
         async def lines() -> AsyncIterator[str]:
-            try:
+            with self._pages.connect() as pending:
                 yield ": connected\n\n"
-                quiet = 0.0
                 while not await request.is_disconnected():
-                    if pending.empty():
-                        await asyncio.sleep(0.01)
-                        quiet += 0.01
-                        if quiet > KEEP_ALIVE_S:
-                            quiet = 0.0
-                            yield ": alive\n\n"
-                        continue
-                    yield f"data: {pending.get()}\n\n"
-            finally:
-                self._pages.disconnect(pending)
+                    try:
+                        yield f"data: {await asyncio.wait_for(pending.get(), KEEP_ALIVE_S)}\n\n"
+                    except TimeoutError:
+                        yield ": alive\n\n"
 
         return StreamingResponse(lines(), media_type="text/event-stream")
 

@@ -1,11 +1,13 @@
 """`rstar-lab view`: the inspector in a real Chromium without Jupyter, live while a run grows, and for logs of other trainers."""
 
+import asyncio
 import json
 import re
 import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -130,11 +132,16 @@ def test_the_page_is_loaded_again_once_when_rollouts_appear(tmp_path, monkeypatc
     make_run(tmp_path, "a", steps=1)
     (tmp_path / "b").mkdir()
     viewer = Viewer(tmp_path / "b")
-    pending = viewer._pages.connect()
-    (tmp_path / "a").rename(tmp_path / "b" / "a")
-    for _ in range(3):
-        viewer._refresh()
-    assert sum("reload" in pending.get() for _ in range(pending.qsize())) == 1
+
+    async def reloads() -> int:
+        with viewer._pages.connect() as pending:
+            (tmp_path / "a").rename(tmp_path / "b" / "a")
+            for _ in range(3):
+                viewer._refresh()
+            await asyncio.sleep(0)  # messages of other threads arrive in the event loop
+            return sum("reload" in pending.get_nowait() for _ in range(pending.qsize()))
+
+    assert ThreadPoolExecutor().submit(asyncio.run, reloads()).result() == 1
 
 
 def test_every_request_needs_the_token(tmp_path):
