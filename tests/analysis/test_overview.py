@@ -83,7 +83,8 @@ def test_refresh_shows_new_steps_and_new_runs_and_reads_only_changed_runs(
 def test_selected_runs_are_overlaid_and_a_point_lists_its_rollouts(folder: Path):
     shown = overview(folder, selected=["grpo"])
     assert {trace.name for trace in shown.figure.figure.data if trace.name} == {"grpo"}
-    shown.table.selected = ["grpo", "roc"]
+    shown.selected = ["grpo", "roc"]
+    assert shown.table.selected == shown.selected and shown.to_html() == render_overview(shown.rows)
     figure = shown.figure.figure
     assert {trace.name for trace in figure.data if trace.name} == {"grpo", "roc"}
     number = next(place for place, trace in enumerate(figure.data) if trace.name == "roc")

@@ -262,7 +262,7 @@ class RunTable(NotebookWidget):
 class Overview(Follower):
     """All runs of a folder in a table, the curves of the selected runs, and an inspector of their rollouts.
 
-    `table.selected` can be set from Python. Executed without a kernel, the table and the figure stay readable.
+    `selected` can be set from Python. Executed without a kernel, the table and the figure stay readable.
     """
 
     def __init__(self, root: Path, every_s: float, selected: list[str] | None) -> None:
@@ -279,6 +279,14 @@ class Overview(Follower):
     def selected(self) -> list[str]:
         """Ids of the runs whose curves are shown."""
         return self.table.selected
+
+    @selected.setter
+    def selected(self, run_ids: list[str]) -> None:
+        self.table.selected = run_ids
+
+    def to_html(self) -> Html:
+        """Return the table as HTML."""
+        return render_overview(self.rows)
 
     def _first(self) -> list[str]:
         """Return the newest run with a curve of rollouts, else one with rollouts (evaluations have one step), else one of SFT."""
