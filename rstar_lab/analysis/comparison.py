@@ -8,7 +8,7 @@ from urllib.parse import quote
 import numpy as np
 import pandas as pd
 
-from rstar_lab.analysis.filters import Where
+from rstar_lab.analysis.filters import Where, sql_list
 from rstar_lab.analysis.metrics import SOLVED, Metric, get_metric, sum_by_problem
 from rstar_lab.analysis.queries import HAS_RESULT
 from rstar_lab.analysis.runs import Runs, RunsLike, as_runs, named_rows
@@ -158,12 +158,9 @@ def _examples(runs: Runs, where: Where, wanted: dict) -> list[str | None]:
     """Return for each problem its newest correct (True) or incorrect (False) trajectory, or None."""
     if not wanted:
         return []
-    condition = runs.condition(where)
-    marks = ", ".join("?" * len(wanted))
     candidates = runs.sql(
         f"""SELECT problem_id, reward > 0 AS solved, arg_max(traj_id, (step, traj_id)) AS traj_id FROM trajectories
-            WHERE {condition} AND {HAS_RESULT} AND problem_id IN ({marks}) GROUP BY ALL""",
-        [*wanted],
+            WHERE {runs.condition(where)} AND {HAS_RESULT} AND problem_id IN ({sql_list(wanted)}) GROUP BY ALL"""
     )
     newest = {(row.problem_id, bool(row.solved)): row.traj_id for row in named_rows(candidates.dropna())}
     return [newest.get((problem, solved)) for problem, solved in wanted.items()]

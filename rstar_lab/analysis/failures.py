@@ -41,22 +41,15 @@ def failed_rollouts(runs: RunsLike, where: Where = None, *, limit: int | None = 
     call, empty if no call failed.
     limit: maximum number of rollouts to read, a fixed sample; default: all.
     """
-    rows = []
+    rows, columns = [], ["run_id", "step", "traj_id", "problem_id", "reward", "kept"]
     for rollout in rollouts(as_runs(runs), where, limit, parse=False):
         failed = [call for call in rollout["calls"] if call["outcome"] not in (None, "ok")]
         kind = _kind(rollout, bool(failed))
         if kind is None:
             continue
-        last = failed[-1] if failed else None
-        row = {key: rollout[key] for key in ("run_id", "step", "traj_id", "problem_id", "reward", "kept")}
-        rows.append(
-            row | {
-                "kind": kind, "outcome": last["outcome"] if last else "",
-                "message": normalised(last["response"]) if last else "",
-            }
-        )  # fmt: skip
-    columns = ["run_id", "step", "traj_id", "problem_id", "reward", "kept", *KEYS]
-    return pd.DataFrame(rows, columns=columns)
+        last = failed[-1] if failed else {"outcome": "", "response": ""}
+        rows.append([*map(rollout.get, columns), kind, last["outcome"], normalised(last["response"])])
+    return pd.DataFrame(rows, columns=[*columns, *KEYS])
 
 
 def failure_groups(found: pd.DataFrame) -> pd.DataFrame:

@@ -12,14 +12,13 @@ import plotly.graph_objects as go
 
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import COLOURS
-from rstar_lab.analysis.inspector.listing import to_json_value
+from rstar_lab.analysis.inspector.listing import frame_rows, to_json_rows
 from rstar_lab.analysis.inspector.source import Source
 from rstar_lab.analysis.runs import Runs, open_runs
 from rstar_lab.common.errors import UserError
 from rstar_lab.runs.messages import own_texts
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.tables import UNUSABLE
-from rstar_lab.untrusted.text import visible
 
 _END = re.compile(r"(?<!\s)\s*+<\|[a-z_]+\|>\s*$")
 
@@ -105,12 +104,8 @@ class Fork:
 
     def payload(self) -> dict[str, Any]:
         """Return values, continuations (tree) and provenance as JSON values. Turns are numbered from 0."""
-        values, tree = (
-            [{str(name): to_json_value(value) for name, value in row.items()} for row in frame.to_dict("records")]
-            for frame in (self.values, self.tree)
-        )
         return {
-            "values": values, "tree": tree, "lost_at": self.lost_at, "reward": self.reward,
+            "values": _json_rows(self.values), "tree": _json_rows(self.tree), "lost_at": self.lost_at, "reward": self.reward,
             "run": self.run.name, "weights": self.weights, "differing": self.differing,
         }  # fmt: skip
 
@@ -167,7 +162,8 @@ def alternatives_table(
 
 def alternatives_payload(frame: pd.DataFrame) -> dict[str, Any]:
     """Convert the result of `Inspector.alternatives` to JSON values: its rows, and the model or server that computed them."""
-    rows = frame.astype({"text": object}).to_dict("records")
-    for row in rows:
-        row["text"] = None if pd.isna(row["text"]) else visible(row["text"])
-    return {"rows": rows, "weights": frame.attrs["weights"]}
+    return {"rows": _json_rows(frame), "weights": frame.attrs["weights"]}
+
+
+def _json_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return to_json_rows(*frame_rows(frame))

@@ -107,11 +107,8 @@ def figures_of_the_paper(runs: RunsLike) -> dict[str, Figure | pd.DataFrame]:
 
 def _plot(frame: pd.DataFrame, lines: str, x: str, panels: dict[str, str]) -> Figure:
     """Plot each column of `panels` over `x` in a panel of that title, with one line per value of the column `lines`."""
-    names = frame[lines].astype(str)
-    points = {
-        title: pd.DataFrame({"line": names, "x": frame[x], "value": frame[name]}) for name, title in panels.items()
-    }
-    drawn = [Panel(title, part) for title, part in points.items()]
+    points = pd.DataFrame({"line": frame[lines].astype(str), "x": frame[x]})
+    drawn = [Panel(title, points.assign(value=frame[name])) for name, title in panels.items()]
     return Figure(draw_panels(drawn, x=x.replace("_", " "), hover="%{x}: %{y:.3g}"), frame)
 
 

@@ -4,10 +4,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from rstar_lab.analysis.metrics import METRICS
-from rstar_lab.untrusted.text import Html, html, joined
+from rstar_lab.untrusted.text import Html, html, joined, visible
 
 MISSING = "–"
 _SHARE = re.compile(r"(^|_)(share|rate|part|kept)$|^after_(error|success)$")
@@ -36,11 +37,16 @@ def _is_share(label: str) -> bool:
     return METRICS[label].percent if label in METRICS else bool(_SHARE.search(label))
 
 
-def format_value(value: float | None, percent: bool = False) -> str:
-    """Return a number with at least three digits, or as a percentage."""
-    if value is None or pd.isna(value):
+def format_value(value: Any, percent: bool = False) -> str:
+    """Return a number with at least three digits, or as a percentage; yes or no; any other value as text."""
+    if value is None or value is pd.NA or value != value:
         return MISSING
-    return f"{value:.1%}" if percent else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if not isinstance(value, int | float | np.number):
+        return visible(value)
+    number = float(value)
+    return f"{number:.1%}" if percent else f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
 def format_estimate(row: Any) -> str:

@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import COLOURS
+from rstar_lab.analysis.filters import sql_list, sql_literal
 from rstar_lab.analysis.line_panels import draw_panels, wide_panel
 from rstar_lab.analysis.runs import Runs, RunsLike, as_runs, named_rows
 from rstar_lab.common.errors import UserError
@@ -63,44 +64,40 @@ def plot_timeline(runs: RunsLike, run_id: str, step: int, *, lanes: int = 100) -
     return Figure(_draw(frame, rows, run_id, step), frame)
 
 
-def _turns(runs: Runs, run_id: str, step: int, traj_ids: list[str]) -> dict[str, pd.DataFrame]:
-    """Return generate_s, queue_s and tool_s (including queue_s) of each turn, of the rollouts whose messages have times."""
-    marks = ", ".join("?" * len(traj_ids))
-    condition = f"run_id = ? AND step = ? AND traj_id IN ({marks})"
+def _turns(runs: Runs, run_id: str, step: int, traj_ids: list[str]) -> dict[str, list[list[float]]]:
+    """Return [generate_s, queue_s, tool_s (including queue_s)] of each turn, of the rollouts whose messages have times."""
+    condition = f"run_id = {sql_literal(run_id)} AND step = {step} AND traj_id IN ({sql_list(traj_ids)})"
     try:
-        stored = runs.sql(f"SELECT traj_id, messages FROM transcripts WHERE {condition}", [run_id, step, *traj_ids])
+        stored = runs.sql(f"SELECT traj_id, messages FROM transcripts WHERE {condition}")
     except NotStored:
         return {}
-    turns = {}
+    turns: dict[str, list[list[float]]] = {}
     for row in named_rows(stored):
         spoken = [m.get("generate_s") for m in read_messages(row.messages or "[]") if m["role"] == "assistant"]
         if spoken and None not in spoken:
-            turns[row.traj_id] = pd.DataFrame({"generate_s": spoken, "queue_s": 0.0, "tool_s": 0.0})
+            turns[row.traj_id] = [[seconds or 0.0, 0.0, 0.0] for seconds in spoken]
     try:
         calls = runs.sql(
             f"""SELECT traj_id, turn, max(queue_s) AS queue_s, max(coalesce(queue_s, 0) + coalesce(run_s, 0)) AS tool_s
-                FROM calls WHERE {condition} GROUP BY ALL""",
-            [run_id, step, *traj_ids],
+                FROM calls WHERE {condition} GROUP BY ALL"""
         ).fillna(0.0)
     except NotStored:
         return turns
     for row in named_rows(calls):
-        if row.traj_id in turns and row.turn < len(turns[row.traj_id]):
-            turns[row.traj_id].loc[row.turn, ["queue_s", "tool_s"]] = row.queue_s, row.tool_s
+        if row.turn < len(own := turns.get(row.traj_id, [])):
+            own[int(row.turn)][1:] = row.queue_s, row.tool_s
     return turns
 
 
-def _segments(drawn: pd.DataFrame, turns: dict[str, pd.DataFrame], longest_s: float) -> pd.DataFrame:
+def _segments(drawn: pd.DataFrame, turns: dict[str, list[list[float]]], longest_s: float) -> pd.DataFrame:
     segments: list[tuple[Any, ...]] = []
     for lane, rollout in enumerate(named_rows(drawn)):
-        whole = pd.DataFrame(
-            [[rollout.generate_s, rollout.queue_s, rollout.tool_s]], columns=["generate_s", "queue_s", "tool_s"]
-        )
+        whole = [[rollout.generate_s, rollout.queue_s, rollout.tool_s]]
         parts = turns.get(rollout.traj_id, whole)
-        rest_s = max(0.0, rollout.tool_s - parts.tool_s.sum()) / len(parts)
+        rest_s = max(0.0, rollout.tool_s - sum(tool_s for *_, tool_s in parts)) / len(parts)
         now = 0.0
-        for turn, part in enumerate(named_rows(parts)):
-            spent = {"generate": part.generate_s, "queue": part.queue_s, "tool": part.tool_s - part.queue_s + rest_s}
+        for turn, (generate_s, queue_s, tool_s) in enumerate(parts):
+            spent = {"generate": generate_s, "queue": queue_s, "tool": tool_s - queue_s + rest_s}
             for kind, seconds in spent.items():
                 if seconds > 0:
                     segments.append((rollout.traj_id, lane, kind, -1 if parts is whole else turn, now, seconds))

@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 
 from rstar_lab.analysis.figure import Figure
 from rstar_lab.analysis.figure_theme import COLOURS
-from rstar_lab.analysis.filters import Where
+from rstar_lab.analysis.filters import Where, sql_list
 from rstar_lab.analysis.runs import Runs, RunsLike, as_runs, named_rows
 from rstar_lab.analysis.token_frame import token_frame
 from rstar_lab.common.errors import UserError
@@ -72,21 +72,15 @@ def _arrays(runs: Runs, chosen: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """Return token arrays and the positions and outcomes of tool responses, by traj_id."""
     if chosen.empty:
         return {}
-    ids = list(chosen.traj_id)
-    marks = ", ".join("?" * len(ids))
-    steps = ", ".join(str(step) for step in sorted(set(chosen.step)))
+    condition = f"step IN ({sql_list(chosen.step.unique())}) AND traj_id IN ({sql_list(chosen.traj_id)})"
     table = runs.arrow(
         f"""SELECT traj_id, response_ids, loss_mask, engine_log_probs, trainer_log_probs, entropy FROM transcripts
-            WHERE step IN ({steps}) AND traj_id IN ({marks}) AND entropy IS NOT NULL AND response_ids IS NOT NULL""",
-        ids,
+            WHERE {condition} AND entropy IS NOT NULL AND response_ids IS NOT NULL"""
     )
     rows: dict[str, dict[str, Any]] = {row["traj_id"]: row | {"calls": []} for row in table.to_pylist()}
     try:
-        calls = runs.sql(
-            f"""SELECT traj_id, position, outcome FROM calls
-                WHERE step IN ({steps}) AND traj_id IN ({marks}) AND position IS NOT NULL ORDER BY position""",
-            ids,
-        )
+        columns = "traj_id, position, outcome"
+        calls = runs.sql(f"SELECT {columns} FROM calls WHERE {condition} AND position IS NOT NULL ORDER BY position")
     except NotStored:
         return rows
     for traj_id, *call in calls.itertuples(index=False):

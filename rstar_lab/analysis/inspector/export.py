@@ -14,13 +14,12 @@ import pandas as pd
 
 from rstar_lab.analysis.inspector.palette import SCALES, STATIC, join_modules, styles, widget_css
 from rstar_lab.analysis.inspector.transcript import Segment, segments, token_values
-from rstar_lab.analysis.tables import html_table
+from rstar_lab.analysis.tables import MISSING, format_value, html_table
 from rstar_lab.untrusted.text import Html, counted, html, joined, visible
 
 _MODULES = ("dom", "python", "tokens", "transcript", "group", "article")  # of a page; its own entry follows
 # Headings of the kinds of segments; static/transcript.js reads the same file.
 LABELS: dict[str, str] = json.loads((STATIC / "labels.json").read_text(encoding="utf-8"))
-_MISSING = "–"
 MAX_PLAIN = 20_000  # characters of a segment in a page that shows many, or in the output of a notebook
 
 
@@ -33,17 +32,6 @@ class Opened(NamedTuple):
     note: Mapping[str, Any] = {}
 
 
-def format_value(value: Any) -> str:
-    """Format a value for display: None and NaN as a dash, floats with 3 significant digits."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return _MISSING
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.3g}".replace("-", "−")
-    return visible(str(value))
-
-
 def verdict(row: Mapping[str, Any]) -> tuple[str, str, str]:
     """Return what a reward says: its state (ok, bad, none), a mark and a text.
 
@@ -52,11 +40,11 @@ def verdict(row: Mapping[str, Any]) -> tuple[str, str, str]:
     """
     reward = row.get("reward")
     if reward is None or math.isnan(reward):
-        return "none", _MISSING, "not scored"
+        return "none", MISSING, "not scored"
     good = reward > 0
     state, mark = ("ok", "✓") if good else ("bad", "✗")
     if "correct" in row and row["correct"] is None:
-        return state, mark, f"reward {format_value(float(reward))}"
+        return state, mark, f"reward {format_value(reward)}"
     return state, mark, "correct" if good else "wrong"
 
 
