@@ -4,6 +4,7 @@ This code runs in the same process as the user's code, so its results are untrus
 expression and whether the program raised. The supervisor takes everything else from the kernel.
 """
 
+import _thread
 import ast
 import atexit
 import builtins
@@ -13,10 +14,12 @@ import linecache
 import mmap
 import os
 import random
+import re
 import signal
 import socket
 import struct
 import sys
+import threading
 import traceback
 import types
 from collections.abc import Callable
@@ -34,6 +37,8 @@ _ANSWER = slice(REPORT_BYTES - _SECRET_BYTES, REPORT_BYTES)
 FDS_PER_COPY = 6
 COPIES_PER_MESSAGE = 16
 _SIGINT = int(signal.SIGINT)
+# A call of print whose parentheses are nested at most twice.
+_PRINT = re.compile(r"print\((?:[^()]++|\((?:[^()]++|\([^()]*\))*\))*\)")
 NOTHING, DONE, RAISED, INVALID, NO_MEMORY = range(5)
 
 
@@ -45,6 +50,7 @@ class Report:
 
     def __init__(self, fd: int = -1) -> None:
         self._map = mmap.mmap(fd, REPORT_BYTES)
+        self.owner = os.getpid()
 
     def clear(self) -> None:
         """Free the pages, so that nothing of the previous program remains."""
@@ -54,6 +60,9 @@ class Report:
             self.write(NOTHING, None)
 
     def write(self, ending: int, value: bytes | None) -> None:
+        """Store how the process `owner` ended and its value. Has no effect in a process that it has forked."""
+        if os.getpid() != self.owner:
+            return
         body = value or b""
         self._map[: _HEAD.size] = _HEAD.pack(ending, value is not None, len(body))
         self._map[_HEAD.size : _HEAD.size + len(body)] = body
@@ -83,16 +92,6 @@ class Report:
     def hide_from_children(self) -> None:
         """Unmap the memory in processes that the program forks."""
         self._map.madvise(mmap.MADV_DONTFORK)
-
-
-def report_of(pid: int, report: Report) -> Callable[[int, bytes | None], None]:
-    """Return a function that writes the report of the process `pid`; in a process that it has forked, it does nothing."""
-
-    def write(ending: int, value: bytes | None) -> None:
-        if os.getpid() == pid:
-            report.write(ending, value)
-
-    return write
 
 
 def reseed(seed: int | None) -> None:
@@ -140,14 +139,7 @@ def new_main() -> types.ModuleType:
 def ends_in_print(source: str) -> bool:
     """Return whether the last statement is certainly a call of print. Its value is None, so the code needs no syntax tree."""
     last = source.rstrip().rpartition("\n")[2]
-    if not last.startswith("print(") or '"""' in source or "'''" in source:
-        return False
-    depth = 0
-    for position, letter in enumerate(last):
-        depth += (letter == "(") - (letter == ")")
-        if depth == 0 and letter == ")":
-            return position == len(last) - 1
-    return False
+    return _PRINT.fullmatch(last) is not None and '"""' not in source and "'''" not in source
 
 
 def compile_cell(code: bytes, filename: str) -> tuple[types.CodeType, types.CodeType | None]:
@@ -226,8 +218,8 @@ def run_cell(
 def finish() -> None:
     """Do what the interpreter does at exit: join threads, run exit handlers, flush."""
     try:
-        if "threading" in sys.modules:
-            sys.modules["threading"]._shutdown()
+        if _thread._count() or threading._threading_atexits:  # type: ignore[attr-defined]
+            threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
     except BaseException as error:
         print_exception(error)
@@ -238,8 +230,10 @@ def flush() -> None:
     """Flush the current and the original output streams."""
     for stream, original in ((sys.stdout, sys.__stdout__), (sys.stderr, sys.__stderr__)):
         for file in (stream,) if stream is original else (stream, original):
-            with contextlib.suppress(BaseException):
+            try:
                 file.flush()  # type: ignore[union-attr]
+            except BaseException:
+                pass
 
 
 def attach_streams(stdin: int, stdout: int, stderr: int) -> None:
@@ -330,8 +324,9 @@ def fork_copies(channel: int, cell: int, fds: list[int]) -> Report | None:
 
 def run_session(channel: int, cell: int, max_bytes: int, report: Report) -> None:
     """Run the interpreter of a session: run a cell, or fork, for each byte on the channel. Does not return."""
-    me = os.getpid()
+    report.owner = os.getpid()
     report.hide_from_children()
+    sock = socket.socket(fileno=channel)
     # Keeps the original's report alive in a copy, where it is not mapped: freeing it would unmap what is now at its addresses.
     reports = [report]
     try:
@@ -342,11 +337,11 @@ def run_session(channel: int, cell: int, max_bytes: int, report: Report) -> None
         number = 0
         while True:
             try:
-                message, fds = receive_message(channel)
+                message, fds, _, _ = socket.recv_fds(sock, 1, FDS_PER_COPY * COPIES_PER_MESSAGE)
                 if message == b"f":
                     copy = fork_copies(channel, cell, fds)
                     if copy is not None:
-                        me, report = os.getpid(), copy
+                        report = copy
                         reports.append(copy)
                         os.write(channel, b"r")
                     continue
@@ -358,26 +353,16 @@ def run_session(channel: int, cell: int, max_bytes: int, report: Report) -> None
                 sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
                 if seed:
                     reseed(int(seed))
-                run_cell(code, namespace, max_bytes, report_of(me, report), f"cell {number}")
+                run_cell(code, namespace, max_bytes, report.write, f"cell {number}")
                 flush()
             except KeyboardInterrupt:
-                report_of(me, report)(RAISED, None)
-            if os.getpid() != me:
+                report.write(RAISED, None)
+            if os.getpid() != report.owner:
                 return
             report.answer()
             os.write(channel, b".")
     finally:
         os._exit(0)
-
-
-def receive_message(channel: int) -> tuple[bytes, list[int]]:
-    """Return the next byte on a session's channel and the descriptors sent with it."""
-    sock = socket.socket(fileno=channel)
-    try:
-        message, fds, _, _ = socket.recv_fds(sock, 1, FDS_PER_COPY * COPIES_PER_MESSAGE)
-        return message, list(fds)
-    finally:
-        sock.detach()
 
 
 # In a new process, multiprocessing sets the start method before it loads the program, and refuses to set it again.
@@ -408,14 +393,14 @@ def save_main(code: bytes) -> None:
 
 def run_program(code: bytes, seed: int | None, max_bytes: int, report: Report) -> None:
     """Run the user's program in this process, report its value and exit. Does not return."""
-    me = os.getpid()
+    report.owner = os.getpid()
     try:
         kernel.set_signal_handler(_SIGINT, signal.default_int_handler)
         reseed(seed)
         gc.enable()
         namespace = new_main().__dict__
         save_main(code)
-        run_cell(code, namespace, max_bytes, report_of(me, report))
+        run_cell(code, namespace, max_bytes, report.write)
         finish()
         os._exit(0)
     finally:
