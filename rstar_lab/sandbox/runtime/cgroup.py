@@ -143,7 +143,7 @@ class Group:
         """Move this process, a supervisor, into the group.
 
         With version 1 only its CPU time counts in this group. It belongs to `supervisors`, so that the OOM killer of this group
-        cannot choose it and its program cannot take its CPU time; its programs call `enter`. With version 2 it stays in this
+        cannot choose it and its program cannot take its CPU time; its programs run `entering`. With version 2 it stays in this
         group for all controllers, because a move between groups waits for a lock of all forks; only oom_score_adj protects it.
 
         supervisors: group shared by all supervisors, to which a supervisor of version 2 moves while its program is a crowd or
@@ -185,10 +185,9 @@ class Group:
             self._read_files[name] = os.open(name, os.O_RDONLY, dir_fd=self.folders[controller])
         return os.pread(self._read_files[name], 1 << 16, 0).decode()
 
-    def enter(self) -> None:
-        """Move this process, the fork of a supervisor that becomes a program, into the group."""
-        for entry in self._own_entries:
-            os.write(entry, b"0")
+    def entering(self) -> list[kernel.Step]:
+        """Return steps that move a process, the fork of a supervisor that becomes a program, into the group."""
+        return [("cgroup", os.write, (entry, b"0")) for entry in self._own_entries]
 
     def add(self, pid: int) -> None:
         """Move a process into this group."""

@@ -11,11 +11,11 @@ import struct
 import sys
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
-from rstar_lab.sandbox.runtime import kernel, procfs, program
+from rstar_lab.sandbox.runtime import kernel, procfs, program, rootfs
 from rstar_lab.sandbox.runtime.cgroup import KILL_S, Group
-from rstar_lab.sandbox.runtime.isolation import Isolation, fork_into
+from rstar_lab.sandbox.runtime.isolation import Isolation
 from rstar_lab.sandbox.runtime.protocol import Copy, Request
 
 # struct ucred: process id, user id, group id.
@@ -80,14 +80,13 @@ class Streams:
 class ProgramEnvironment(NamedTuple):
     """What a supervisor provides to its programs.
 
-    own_pid_namespace: descriptor of the supervisor's PID namespace. number: the supervisor's number, which determines the user id.
-    scratch: writable folder on the host, used if there is no mount namespace.
+    number: the supervisor's number, which determines the user id. scratch: writable folder on the host, used if there is no mount
+    namespace.
     """
 
     isolation: Isolation
     group: Group | None
     report: program.Report
-    own_pid_namespace: int
     number: int
     scratch: str
 
@@ -115,45 +114,45 @@ class Program:
             streams.forbid_truncation()
         # The program sets a byte in this page before it runs user code, and unmaps the page.
         self._started = mmap.mmap(-1, mmap.PAGESIZE)
+        # Before the fork, because a program has to copy every page that it writes to.
+        program.reseed(None if request.session else request.seed)
+        program.new_main()
+        streams_again = program.reopen(*streams.fds)
+        isolation, group = environment.isolation, environment.group
+        descriptors = [*streams_again, *((theirs.fileno(), self.cell) if theirs else ())]
+        steps: list[kernel.Step] = [
+            *(group.entering() if group else ()),
+            # Leave the supervisor's process group, because kill(0) signals all of it, across PID namespaces. Join that of init,
+            # because the leader of a group cannot call setsid.
+            ("other", os.setpgid, (0, int(isolation.has("pid_namespace")))),
+            *(("other", os.dup2, (fd, number)) for number, fd in enumerate(descriptors)),
+            *isolation.steps(request, environment.number, environment.scratch, len(descriptors)),
+        ]
         self.init, self.pid = 0, -1
         try:
-            if environment.isolation.has("pid_namespace"):
-                self.init = kernel.new_pid_namespace()
-                os.setpgid(self.init, self.init)
-            self.pid = fork_into(self.init, environment.own_pid_namespace)
+            self.init, self.pid = isolation.fork()
+            if self.pid == 0:
+                self._become(steps, request, code, environment.scratch or rootfs.SCRATCH)
         finally:
-            if theirs is not None and self.pid:
+            for fd in streams_again:
+                os.close(fd)
+            if theirs is not None:
                 theirs.close()
             if self.pid < 0:
-                if self.init:
-                    kernel.kill_child(self.init)
                 self._close()
-        if self.pid == 0:
-            try:
-                self._become(environment, request, code, theirs)
-            finally:
-                os._exit(70)
         self.pidfd = kernel.end_descriptor(self.pid)
 
-    def _become(
-        self, environment: ProgramEnvironment, request: Request, code: memoryview, channel: socket.socket | None
-    ) -> None:
-        if environment.group:
-            environment.group.enter()
-        # Leave the supervisor's process group, because kill(0) signals all of it, across PID namespaces. Join that of init,
-        # because the leader of a group cannot call setsid.
-        os.setpgid(0, 1 if self.init else 0)
-        program.attach_streams(*self.streams.fds)
-        if channel is not None:
-            os.dup2(channel.fileno(), 3)
-            os.dup2(self.cell, 4)
-        environment.isolation.enter(request, environment.number, environment.scratch, 5 if channel else 3)
-        self._started[0] = 1
-        self._started.close()
-        if channel is not None:
-            program.run_session(3, 4, request.value_bytes, environment.report)
-        else:
-            program.run_program(bytes(code), request.seed, request.value_bytes, environment.report)
+    def _become(self, steps: list[kernel.Step], request: Request, code: memoryview, folder: str) -> NoReturn:
+        try:
+            kernel.run_steps(steps)
+            self._started[0] = 1
+            self._started.close()
+            if request.session:
+                program.run_session(3, 4, request.value_bytes, self.report)
+            else:
+                program.run_program(bytes(code), f"{folder}/{program.FILENAME}", request.value_bytes, self.report)
+        finally:
+            os._exit(70)
 
     @property
     def started(self) -> bool:

@@ -6,7 +6,8 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterator
 
 from rstar_lab.sandbox.runtime import kernel, landlock, procfs, rootfs, seccomp
 from rstar_lab.sandbox.runtime.protocol import Request
@@ -23,7 +24,6 @@ PENDING_SIGNALS = 512
 FIRST_UID, UIDS = 1_900_000_000, 5_000
 FIRST_MAPPED_UID, MAPPED_UIDS = 60_578, 606
 Missing = dict[str, str]
-Report = Callable[[str, OSError], object]
 
 
 def _attempt(missing: Missing, layer: str, step: Callable[..., object], *arguments: object) -> bool:
@@ -34,11 +34,10 @@ def _attempt(missing: Missing, layer: str, step: Callable[..., object], *argumen
     return layer not in missing
 
 
-def map_ids(inside: int, outside_uid: int, outside_gid: int) -> None:
-    """Write the id maps of this process, which has just entered a new user namespace."""
-    kernel.write_file("/proc/self/setgroups", b"deny")
-    kernel.write_file("/proc/self/uid_map", b"%d %d 1" % (inside, outside_uid))
-    kernel.write_file("/proc/self/gid_map", b"%d %d 1" % (inside, outside_gid))
+def id_maps(inside: int, uid: int, gid: int) -> list[tuple[str, bytes]]:
+    """Return (path, content) of the id maps of a process that has just entered a new user namespace. uid, gid: outside of it."""
+    maps = [("setgroups", b"deny"), ("uid_map", b"%d %d 1" % (inside, uid)), ("gid_map", b"%d %d 1" % (inside, gid))]
+    return [(f"/proc/self/{name}", text) for name, text in maps]
 
 
 def create_pid_namespace(missing: Missing) -> bool:
@@ -51,7 +50,8 @@ def create_pid_namespace(missing: Missing) -> bool:
     uid, gid = os.geteuid(), os.getegid()
     try:
         kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWPID)
-        map_ids(0, uid, gid)
+        for path, text in id_maps(0, uid, gid):
+            kernel.write_file(path, text)
     except OSError as error:
         reason = f"user namespaces are refused ({error.strerror})"
         missing.update(dict.fromkeys(["private_proc", *(layer for layer in LAYERS if "namespace" in layer)], reason))
@@ -95,6 +95,8 @@ class Isolation:
         self._readable = ["/"] if self.has("mount_namespace") else readable
         self._rules: landlock.Rules | None = None
         self._filter: seccomp.Filter | None = None
+        self._key: tuple[object, ...] = ()
+        self._prepared: list[kernel.Step] = []
 
     def has(self, layer: str) -> bool:
         return layer not in self.missing
@@ -105,6 +107,8 @@ class Isolation:
 
     def prepare(self) -> None:
         """Prepare the rules and filters that all forks share. Called once, in the first zygote."""
+        if self.has("pid_namespace"):
+            self._own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
         # 1 and not 0: the kernel ignores a limit of 0 if core_pattern is a pipe.
         _bound(resource.RLIMIT_CORE, 1)
         _bound(resource.RLIMIT_MSGQUEUE, 0)
@@ -127,58 +131,84 @@ class Isolation:
         else:
             self.missing.setdefault("seccomp", "no filter for this architecture")
 
-    def enter(
-        self,
-        request: Request,
-        number: int,
-        scratch: str = "",
-        first_fd: int = 0,
-        report: Report | None = None,
-    ) -> None:
-        """Apply all layers to this process.
+    def steps(self, request: Request, number: int, scratch: str, fd: int) -> list[kernel.Step]:
+        """Return steps that apply all layers to a process, and close its descriptors from `fd` on.
 
-        scratch: writable folder on the host, used if there is no mount namespace. first_fd: close descriptors from here on.
-        report: called with (layer, error) for a layer that fails. Without it the first failure raises OSError.
+        scratch: writable folder on the host, used if there is no mount namespace.
         """
-        with contextlib.suppress(OSError):  # the OOM killer kills programs before their supervisor
-            kernel.write_file("/proc/self/oom_score_adj", b"1000")
-        flags = kernel.CLONE_NEWIPC if self.has("ipc_namespace") else 0
-        self._apply(report, "mount_namespace", self._scratch, request, flags)
-        self._apply(report, "private_proc", self._proc)
-        uid = gid = self.uid(number)
-        if self.root:
-            self._apply(report, "user_id", self._drop_ids, uid, gid)
-        else:
-            uid, gid = os.geteuid(), os.getegid()
-        self._apply(report, "user_namespace", self._user_namespace, uid, gid)
-        if self.has("mount_namespace"):
-            self._make_folders()
-        else:
-            os.chdir(scratch or "/")
-            os.environ["HOME"] = os.environ["TMPDIR"] = scratch
-        self._resources(request)
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, 0, 0 if self.root else 5)
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-        kernel.drop_capabilities()
-        if self._rules is not None:
-            self._apply(report, "landlock", self._rules.enforce, scratch)
-        if first_fd:
-            kernel.close_from(first_fd)
-        if self._filter is not None:
-            self._apply(report, "seccomp", self._filter.install)
+        key = (request[1:], number, scratch, fd)
+        if key != self._key or not self.has("cgroup"):  # without a control group, a limit depends on what else runs
+            steps = self._steps(request, number, scratch, fd)
+            self._key, self._prepared = key, [step for step in steps if step[0] == "other" or self.has(step[0])]
+        return self._prepared
 
-    def _apply(self, report: Report | None, layer: str, action: Callable[..., object], *arguments: object) -> None:
-        """Apply one layer if it is not missing; `report` is that of `enter`."""
-        if not self.has(layer):
-            return
+    def _steps(self, request: Request, number: int, scratch: str, fd: int) -> Iterator[kernel.Step]:
+        libc = kernel.locked_libc
+        yield kernel.closing(fd, landlock.FIRST_FD - 1)
+        # The OOM killer kills programs before their supervisor.
+        yield from kernel.writing("", "/proc/self/oom_score_adj", b"1000", fd)
+        namespaces = kernel.CLONE_NEWNS | (kernel.CLONE_NEWIPC if self.has("ipc_namespace") else 0)
+        yield "mount_namespace", libc.unshare, (namespaces,)
+        flags, size = kernel.MS_NOSUID | kernel.MS_NODEV, b"size=%dm,nr_inodes=16384,mode=777" % (4 * request.file_mb)
+        yield "mount_namespace", libc.mount, (b"scratch", rootfs.SCRATCH.encode(), b"tmpfs", flags, size)
+        flags |= kernel.MS_NOEXEC
+        yield "private_proc", libc.mount, (b"proc", b"/proc", b"proc", flags, b"hidepid=2,subset=pid")
+        uid, gid = os.geteuid(), os.getegid()
+        if self.root:
+            uid = gid = self.uid(number)
+            yield "user_id", os.setgroups, ([],)
+            yield "user_id", os.setresgid, (gid, gid, gid)
+            yield "user_id", os.setresuid, (uid, uid, uid)
+        yield "user_namespace", libc.prctl, (kernel.PR_SET_DUMPABLE, 1, 0, 0, 0)
+        yield "user_namespace", libc.unshare, (kernel.CLONE_NEWUSER,)
+        for path, text in id_maps(INSIDE_ID, uid, gid):
+            yield from kernel.writing("user_namespace", path, text, fd)
+        if self.has("mount_namespace"):
+            yield from rootfs.temporary()
+            for folder in (rootfs.WORK, rootfs.SHARED_MEMORY):
+                yield "mount_namespace", os.mkdir, (folder, 0o700)
+            yield "mount_namespace", os.chdir, (rootfs.WORK,)
+        else:
+            yield "other", os.chdir, (scratch or "/",)
+            yield "other", os.environ.update, ({"HOME": scratch, "TMPDIR": scratch},)
+        for kind, limit in self._limits(request, uid):
+            yield "", resource.setrlimit, (kind, (limit, limit))
+        yield "", os.setpriority, (os.PRIO_PROCESS, 0, 0 if self.root else 5)
+        yield "other", libc.prctl, (kernel.PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        yield "other", libc.prctl, (kernel.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        # No capabilities.
+        yield "other", libc.syscall, (kernel.SYS_CAPSET, struct.pack("=Ii", 0x20080522, 0), bytes(24))
+        if self._rules:
+            yield from self._rules.steps(scratch, fd)
+        yield kernel.closing(fd)
+        if self._filter:
+            yield self._filter.step()
+
+    def prepare_imports(self, request: Request) -> None:
+        """Give a zygote a temporary file system of its own, for modules that write files when they are imported."""
+        steps = self._steps(request, 0, "", landlock.FIRST_FD)
+        kernel.run_steps(step for step in steps if step[0] == "mount_namespace" and self.has("mount_namespace"))
+
+    def fork(self) -> tuple[int, int]:
+        """Fork a child into a new PID namespace. Raises OSError.
+
+        Returns the process ids of the namespace's init (0 without namespaces) and of the child (0 in the child).
+        """
+        if not self.has("pid_namespace"):
+            return 0, kernel.fork()
+        init, pid = kernel.new_pid_namespace(), -1
+        namespace = os.pidfd_open(init)
         try:
-            action(*arguments)
-        except OSError as error:
-            if report is None:
-                raise
-            report(layer, error)
+            os.setpgid(init, init)
+            kernel.setns(namespace, kernel.CLONE_NEWPID)
+            pid = kernel.fork()
+            return init, pid
+        finally:
+            os.close(namespace)
+            if pid:
+                kernel.setns(self._own_pid_namespace, kernel.CLONE_NEWPID)
+            if pid < 0:
+                kernel.kill_child(init)
 
     def new_scratch(self, number: int, previous: str) -> str:
         """Create a folder on the host's disk for a program without a private file system; remove `previous`."""
@@ -191,101 +221,51 @@ class Isolation:
             os.chown(folder, self.uid(number), -1)
         return folder
 
-    def prepare_imports(self, request: Request) -> None:
-        """Give a zygote a temporary file system of its own, for modules that write files when they are imported."""
-        if self.has("mount_namespace"):
-            self._scratch(request, 0)
-            self._make_folders()
-
-    def _make_folders(self) -> None:
-        rootfs.make_temporary()
-        for folder in (rootfs.WORK, rootfs.SHARED_MEMORY):
-            os.mkdir(folder, 0o700)
-        os.chdir(rootfs.WORK)
-
-    def _scratch(self, request: Request, flags: int) -> None:
-        kernel.unshare(kernel.CLONE_NEWNS | flags)
-        size = f"size={4 * request.file_mb}m,nr_inodes=16384,mode=777"
-        kernel.mount(b"scratch", rootfs.SCRATCH.encode(), b"tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, size.encode())
-
-    def _proc(self) -> None:
-        flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
-        kernel.mount(b"proc", b"/proc", b"proc", flags, b"hidepid=2,subset=pid")
-
-    def _drop_ids(self, uid: int, gid: int) -> None:
-        os.setgroups([])
-        os.setresgid(gid, gid, gid)
-        os.setresuid(uid, uid, uid)
-
-    def _user_namespace(self, uid: int, gid: int) -> None:
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
-        kernel.unshare(kernel.CLONE_NEWUSER)
-        map_ids(INSIDE_ID, uid, gid)
-
-    def _resources(self, request: Request) -> None:
-        _bound(resource.RLIMIT_FSIZE, request.file_mb << 20)
-        _bound(resource.RLIMIT_NOFILE, request.open_files)
+    def _limits(self, request: Request, uid: int) -> Iterator[tuple[int, int]]:
+        """Yield the limits of a program as (kind, value)."""
+        yield resource.RLIMIT_FSIZE, request.file_mb << 20
+        yield resource.RLIMIT_NOFILE, request.open_files
         if self.has("user_namespace"):
             # Timers and queued signals count here and for the user who started the sandbox, whose limit all calls share.
-            _bound(resource.RLIMIT_SIGPENDING, PENDING_SIGNALS)
+            yield resource.RLIMIT_SIGPENDING, PENDING_SIGNALS
         if not self.has("cgroup"):
-            others = 0 if self.has("user_namespace") else procfs.threads_of_user(os.geteuid())
-            _bound(resource.RLIMIT_NPROC, others + min(request.processes, 128))
-            _bound(resource.RLIMIT_AS, (request.memory_mb + 1024) << 20)
+            others = 0 if self.has("user_namespace") else procfs.threads_of_user(uid) + 1
+            yield resource.RLIMIT_NPROC, others + min(request.processes, 128)
+            yield resource.RLIMIT_AS, (request.memory_mb + 1024) << 20
         elif self.has("user_namespace") and not request.session:
             # Not for sessions: their copies share the namespace. The control group limits each of them.
-            _bound(resource.RLIMIT_NPROC, request.processes)
+            yield resource.RLIMIT_NPROC, request.processes
         if not request.session:
-            _bound(resource.RLIMIT_CPU, int(request.timeout_s) + 2)
+            yield resource.RLIMIT_CPU, int(request.timeout_s) + 2
 
 
 def _bound(kind: int, value: int) -> None:
     try:
         resource.setrlimit(kind, (value, value))
     except ValueError:
-        pass  # above the hard limit, which then applies. Not `suppress`: every call does this six times
+        pass  # above the hard limit, which then applies
 
 
 def dry_run(isolation: Isolation, request: Request) -> Missing:
     """Fork a process, apply all layers in it, and return the layers that the machine refuses: name -> reason."""
     reading, writing = os.pipe()
-    init = kernel.new_pid_namespace() if isolation.has("pid_namespace") else 0
-    own = os.open("/proc/self/ns/pid", os.O_RDONLY)
-    pid = fork_into(init, own)
+    init, pid = isolation.fork()
     if pid == 0:
         try:
-            isolation.enter(request, 0, "", 0, lambda layer, error: os.write(writing, f"{layer}\t{error}\n".encode()))
-            os.write(writing, b".")
+            os.dup2(writing, 3)
+            steps = isolation.steps(request, 0, "", 4)
+            kernel.run_steps(steps, lambda layer, error: os.write(3, f"{layer}\t{error}\n".encode()))
         except BaseException as error:
-            os.write(writing, f"other\t{error!r}\n".encode())
+            os.write(3, f"other\t{error!r}\n".encode())
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
     if init:
         kernel.kill_child(init)
-    os.close(own)
     os.close(writing)
     text = os.read(reading, 65536)
     os.close(reading)
     return dict(line.split("\t", 1) for line in text.decode().splitlines() if "\t" in line)
-
-
-def fork_into(init: int, own: int) -> int:
-    """Fork a child into the PID namespace of `init`; return its pid, or 0 in the child.
-
-    init: process id of the namespace's init; 0 forks in the current namespace. own: descriptor of the current namespace.
-    """
-    if not init:
-        return kernel.fork()
-    namespace = os.pidfd_open(init)
-    try:
-        kernel.setns(namespace, kernel.CLONE_NEWPID)
-        pid = kernel.fork()
-        if pid:
-            kernel.setns(own, kernel.CLONE_NEWPID)
-        return pid
-    finally:
-        os.close(namespace)
 
 
 def freeze_heap() -> None:

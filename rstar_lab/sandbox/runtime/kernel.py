@@ -11,7 +11,7 @@ import signal
 import struct
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 CLONE_VM = 0x100
@@ -46,11 +46,17 @@ SYS_LANDLOCK_CREATE_RULESET, SYS_LANDLOCK_ADD_RULE, SYS_LANDLOCK_RESTRICT_SELF =
 set_signal_handler = _signal.signal
 libc = ctypes.CDLL(None, use_errno=True)
 # Calls through PyDLL keep the interpreter's lock, so that a child of `fork` holds it too.
-_locked_libc = ctypes.PyDLL(None, use_errno=True)
+locked_libc = ctypes.PyDLL(None, use_errno=True)
+# Missing in older gVisor releases. os.closerange does not use it if Python was built with an old glibc.
+_HAS_CLOSE_RANGE = libc.syscall(SYS_CLOSE_RANGE, 0x7FFFFFFF, 0x7FFFFFFF, 0) == 0
 libc.clone.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
 libc.syscall.restype = ctypes.c_long
 libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
+
+
+# A step that isolates a program: its layer, a function in C, and its arguments. Layer "other": always needed; "": may fail.
+Step = tuple[str, Callable[..., Any], tuple[Any, ...]]
 
 
 def _checked(result: int, name: str, path: bytes = b"") -> int:
@@ -63,16 +69,52 @@ def _checked(result: int, name: str, path: bytes = b"") -> int:
 def fork() -> int:
     """Fork without Python's at-fork handlers, which write to about 110 shared pages; return 0 in the child.
 
-    The child must seed `random`. A process with several threads is forked with `os.fork`, because the handlers reset locks
+    The caller seeds `random` for it. A process with several threads is forked with `os.fork`, because the handlers reset locks
     that another thread can hold.
     """
     if threading.active_count() > 1:
         return os.fork()
-    return _checked(_locked_libc.fork(), "fork")
+    return _checked(locked_libc.fork(), "fork")
 
 
 def unshare(flags: int) -> None:
     _checked(libc.unshare(flags), "unshare")
+
+
+def run_steps(steps: Iterable[Step], report: Callable[[str, Exception], object] | None = None) -> None:
+    """Call the functions of `steps` in turn. A negative result of a C function is an error.
+
+    report: called with (layer, error) for a step that fails; the other steps of its layer are skipped. Without it the first
+    failure raises OSError. Failures of steps without a layer are ignored.
+
+    A program, a fork, copies every page that it writes to, which takes as long as several system calls. So a supervisor prepares
+    the steps that isolate its programs, and a program runs no other code for them.
+    """
+    failed = set()
+    for layer, function, arguments in steps:
+        if layer in failed:
+            continue
+        try:
+            if (function(*arguments) or 0) < 0:
+                raise OSError(number := ctypes.get_errno(), os.strerror(number))
+        except (OSError, ValueError) as error:  # ValueError: a limit above the hard limit, which then applies
+            if layer and report is None:
+                raise
+            if layer and report:
+                report(layer, error)
+                failed.add(layer)
+
+
+def closing(first: int, last: int = 0x7FFFFFFF) -> Step:
+    """Return the step that closes the descriptors from `first` to `last`."""
+    if _HAS_CLOSE_RANGE:
+        return "other", locked_libc.syscall, (SYS_CLOSE_RANGE, first, last, 0)
+    return "other", os.closerange, (first, min(last + 1, os.sysconf("SC_OPEN_MAX")))
+
+
+def writing(layer: str, path: str, data: bytes, fd: int) -> list[Step]:
+    """Return steps that write an existing file. fd: the lowest free descriptor at that time."""
+    return [(layer, os.open, (path, os.O_WRONLY)), (layer, os.write, (fd, data)), (layer, os.close, (fd,))]
 
 
 def setns(fd: int, kind: int) -> None:
@@ -100,12 +142,6 @@ def mount_setattr(path: bytes, set_flags: int) -> None:
     attributes = struct.pack("=QQQQ", set_flags, 0, 0, 0)
     at_fdcwd, recursive = -100, 0x8000
     _checked(libc.syscall(SYS_MOUNT_SETATTR, at_fdcwd, path, recursive, attributes, len(attributes)), "mount_setattr")
-
-
-def drop_capabilities() -> None:
-    """Drop all capabilities of this process."""
-    header = struct.pack("=Ii", 0x20080522, 0)
-    _checked(libc.syscall(SYS_CAPSET, header, bytes(24)), "capset")
 
 
 def pidfd_getfd(pidfd: int, fd: int) -> int:
@@ -145,12 +181,6 @@ def end_descriptor(child: int) -> int:
 
     threading.Thread(target=wait, daemon=True).start()
     return reading
-
-
-def close_from(fd: int) -> None:
-    """Close all descriptors >= fd."""
-    if libc.syscall(SYS_CLOSE_RANGE, ctypes.c_uint(fd), ctypes.c_uint(0xFFFFFFFF), 0) < 0:
-        os.closerange(fd, os.sysconf("SC_OPEN_MAX"))
 
 
 def run_and_exit(action: Callable[..., None], *arguments: Any) -> NoReturn:

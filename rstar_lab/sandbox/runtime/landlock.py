@@ -1,8 +1,9 @@
 """Landlock rules: which files a program may read and write, as a second layer in addition to the mount namespace."""
 
-import ctypes
+import fcntl
 import os
 import struct
+from collections.abc import Iterator
 
 from rstar_lab.sandbox.runtime import kernel
 
@@ -13,6 +14,8 @@ DEVICE = READ_FILE | WRITE_FILE
 _RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
 _FILE_RIGHTS = EXECUTE | WRITE_FILE | READ_FILE | 1 << 14 | 1 << 15
 ABI_WITH_SCOPES = 6
+# The descriptors of the rules start here. A program closes the lower ones before it opens files under known numbers.
+FIRST_FD = 16
 _TCP = 0b11
 _SCOPES = 0b11
 
@@ -40,27 +43,26 @@ class Rules:
     def _rule(self, path: str, rights: int) -> list[bytes]:
         if not os.path.exists(path):
             return []
-        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        low = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        fd = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, FIRST_FD)
+        os.close(low)
         if not os.path.isdir(path):
             rights &= _FILE_RIGHTS & self._everything
         return [struct.pack("=Qi", rights, fd)]
 
-    def enforce(self, scratch: str = "") -> None:
-        """Apply the rules to this process and its children. Requires no_new_privs. scratch: additional writable folder."""
-        ruleset = _checked(kernel.SYS_LANDLOCK_CREATE_RULESET, self._attributes, self._size, 0)
+    def steps(self, scratch: str, fd: int) -> Iterator[kernel.Step]:
+        """Yield steps that apply the rules to a process and its children. They require no_new_privs.
+
+        scratch: additional writable folder. fd: the lowest free descriptor; the next one must be free too.
+        """
+        syscall = kernel.locked_libc.syscall
+        yield "landlock", syscall, (kernel.SYS_LANDLOCK_CREATE_RULESET, self._attributes, self._size, 0)
         for rule in self._fixed:
-            _checked(kernel.SYS_LANDLOCK_ADD_RULE, ruleset, 1, rule, 0)
+            yield "landlock", syscall, (kernel.SYS_LANDLOCK_ADD_RULE, fd, 1, rule, 0)
+        rule = struct.pack("=Qi", self._everything, fd + 1)
         for path in [*self._write, scratch] if scratch else self._write:
-            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-            _checked(kernel.SYS_LANDLOCK_ADD_RULE, ruleset, 1, struct.pack("=Qi", self._everything, fd), 0)
-            os.close(fd)
-        _checked(kernel.SYS_LANDLOCK_RESTRICT_SELF, ruleset, 0)
-        os.close(ruleset)
-
-
-def _checked(number: int, *arguments: int | bytes) -> int:
-    result = kernel.libc.syscall(number, *arguments)
-    if result < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"landlock: {os.strerror(error)}")
-    return result
+            yield "landlock", os.open, (path, os.O_PATH)
+            yield "landlock", syscall, (kernel.SYS_LANDLOCK_ADD_RULE, fd, 1, rule, 0)
+            yield "landlock", os.close, (fd + 1,)
+        yield "landlock", syscall, (kernel.SYS_LANDLOCK_RESTRICT_SELF, fd, 0)
+        yield "landlock", os.close, (fd,)

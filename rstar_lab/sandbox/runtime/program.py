@@ -24,7 +24,7 @@ import traceback
 import types
 from collections.abc import Callable
 
-from rstar_lab.sandbox.runtime import kernel, rootfs
+from rstar_lab.sandbox.runtime import kernel
 
 FILENAME = "main.py"
 REPORT_BYTES = 2 * 1024 * 1024
@@ -236,19 +236,11 @@ def flush() -> None:
                 pass
 
 
-def attach_streams(stdin: int, stdout: int, stderr: int) -> None:
-    """Open files in memory as descriptors 0, 1 and 2.
-
-    They are opened again, so that the program does not share offset and flags with the supervisor's descriptors.
-    """
-    for target, file, flags in (
-        (0, stdin, os.O_RDONLY),
-        (1, stdout, os.O_RDWR | os.O_APPEND),
-        (2, stderr, os.O_RDWR | os.O_APPEND),
-    ):
-        fd = os.open(f"/proc/self/fd/{file}", flags)
-        os.dup2(fd, target)
-        os.close(fd)
+def reopen(stdin: int, stdout: int, stderr: int) -> list[int]:
+    """Open the standard streams, files in memory, again: the program must not share offset and flags with its supervisor."""
+    both = os.O_RDWR | os.O_APPEND
+    files = ((stdin, os.O_RDONLY), (stdout, both), (stderr, both))
+    return [os.open(f"/proc/self/fd/{fd}", flags) for fd, flags in files]
 
 
 def copy_working_folder() -> None:
@@ -282,7 +274,9 @@ def copy_files(source: str, target: str) -> None:
 def become_copy(channel: int, cell: int, fds: list[int]) -> Report:
     """Attach the descriptors of a copy to this process, a fork of a session's interpreter; return the report of the copy."""
     theirs, cell_file, *streams, report_file = fds
-    attach_streams(*streams)
+    for target, fd in enumerate(reopen(*streams)):
+        os.dup2(fd, target)
+        os.close(fd)
     os.dup2(theirs, channel)
     os.dup2(cell_file, cell)
     report = Report(report_file)
@@ -331,9 +325,8 @@ def run_session(channel: int, cell: int, max_bytes: int, report: Report) -> None
     reports = [report]
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        reseed(None)
         gc.enable()
-        namespace = new_main().__dict__
+        namespace = sys.modules["__main__"].__dict__
         number = 0
         while True:
             try:
@@ -373,34 +366,30 @@ exec(compile({code!r}, {name!r}, "exec"))
 """
 
 
-def save_main(code: bytes) -> None:
+def save_main(code: bytes, path: str) -> None:
     """Write the program to a file, from which `spawn` and `forkserver` of multiprocessing load it in new processes.
 
     The file is beside the working folder, which is empty at first. Without a writable folder the program runs all the same.
     """
-    with contextlib.suppress(OSError):
-        folder = os.getcwd()
-        path = f"{rootfs.SCRATCH if folder == rootfs.WORK else folder}/{FILENAME}"
+    try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        try:
-            if b"set_start_method" in code:
-                code = _RESET_START_METHOD.format(code=code, name=FILENAME).encode()
-            os.write(fd, code)
-        finally:
-            os.close(fd)
+        if b"set_start_method" in code:
+            code = _RESET_START_METHOD.format(code=code, name=FILENAME).encode()
+        os.write(fd, code)
+        os.close(fd)
         sys.modules["__main__"].__file__ = path
+    except OSError:
+        pass  # not `suppress`, whose methods would be more pages that every program copies
 
 
-def run_program(code: bytes, seed: int | None, max_bytes: int, report: Report) -> None:
-    """Run the user's program in this process, report its value and exit. Does not return."""
+def run_program(code: bytes, path: str, max_bytes: int, report: Report) -> None:
+    """Run the user's program in this process, report its value and exit. Does not return. path: of the file with the program."""
     report.owner = os.getpid()
     try:
         kernel.set_signal_handler(_SIGINT, signal.default_int_handler)
-        reseed(seed)
         gc.enable()
-        namespace = new_main().__dict__
-        save_main(code)
-        run_cell(code, namespace, max_bytes, report.write)
+        save_main(code, path)
+        run_cell(code, sys.modules["__main__"].__dict__, max_bytes, report.write)
         finish()
         os._exit(0)
     finally:

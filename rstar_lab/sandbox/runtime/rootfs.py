@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 
 from rstar_lab.sandbox.runtime import kernel
 
@@ -89,15 +90,12 @@ def _place(path: str) -> str:
     return f"{_HELD}{path}" if path.startswith(tuple(f"{folder}/" for folder in _TEMPORARIES)) else path
 
 
-def make_temporary(root: str = "") -> None:
-    """Create the folder TEMPORARY, with links to parts of the interpreter that are below /tmp on the host."""
-    os.mkdir(f"{root}{TEMPORARY}", 0o700)
-    for folder in _TEMPORARIES:
-        held = f"{_HELD}{folder}"
-        # Most interpreters are elsewhere. An exception would write to many pages that a program shares with its zygote.
-        if os.access(f"{root}{held}", os.F_OK):
-            for name in os.listdir(f"{root}{held}"):
-                os.symlink(f"{held}/{name}", f"{root}{TEMPORARY}/{name}")
+def temporary(root: str = "") -> Iterator[kernel.Step]:
+    """Yield steps that create the folder TEMPORARY, with links to parts of the interpreter that are below /tmp on the host."""
+    yield "mount_namespace", os.mkdir, (f"{root}{TEMPORARY}", 0o700)
+    for held in [f"{_HELD}{folder}" for folder in _TEMPORARIES]:
+        for name in os.listdir(f"{root}{held}") if os.path.exists(f"{root}{held}") else ():
+            yield "mount_namespace", os.symlink, (f"{held}/{name}", f"{root}{TEMPORARY}/{name}")
 
 
 def build() -> None:
@@ -136,7 +134,7 @@ def build() -> None:
         os.makedirs(os.path.dirname(link), 0o755, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.symlink(target, link)
-    make_temporary(root)  # for the zygotes' imports; each program has its own
+    kernel.run_steps(temporary(root))  # for the zygotes' imports; each program has its own
     kernel.mount_setattr(root.encode(), kernel.MS_RDONLY | kernel.MS_NOSUID)
     kernel.mount(b"proc", f"{root}/proc".encode(), b"proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     os.chdir(root)

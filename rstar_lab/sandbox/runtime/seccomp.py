@@ -226,6 +226,6 @@ class Filter:
         self._code = ctypes.create_string_buffer(program, len(program))
         self._header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(self._code)))
 
-    def install(self) -> None:
-        """Install the filter for this process and its children. Requires no_new_privs."""
-        kernel.prctl(kernel.PR_SET_SECCOMP, 2, ctypes.addressof(self._header))
+    def step(self) -> kernel.Step:
+        """Return the step that installs the filter for a process and its children. Requires no_new_privs."""
+        return "seccomp", kernel.locked_libc.prctl, (kernel.PR_SET_SECCOMP, 2, self._header, 0, 0)

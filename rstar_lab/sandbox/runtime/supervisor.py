@@ -61,7 +61,6 @@ class Supervisor:
         self.number = number
         self.sockets = sockets
         self.report = program.Report()
-        self.own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY) if isolation.has("pid_namespace") else -1
         self.running: Program | None = None
         self.scratch = ""
         # Descriptors of copies of the session that their supervisors have not taken yet.
@@ -113,9 +112,7 @@ class Supervisor:
 
     def _start(self, request: Request, code: memoryview, own: Streams, streams: Streams) -> Program | None:
         """Fork a program with its own streams. If that fails, send the result: its memory limit, or a limit of the host."""
-        environment = ProgramEnvironment(
-            self.isolation, self.group, self.report, self.own_pid_namespace, self.number, self.scratch
-        )
+        environment = ProgramEnvironment(self.isolation, self.group, self.report, self.number, self.scratch)
         try:
             self.running = Program(environment, request, code, own)
         except OSError:
