@@ -269,9 +269,13 @@ def dry_run(isolation: Isolation, request: Request) -> Missing:
 
 
 def freeze_heap() -> None:
-    """Exclude all objects from garbage collection and disable it, so that forks share pages. Programs enable it again."""
+    """Prepare the memory of this process for forks: exclude all objects from garbage collection, disable it, use huge pages.
+
+    Programs enable garbage collection again.
+    """
     gc.collect()
     with contextlib.suppress(AttributeError):
         kernel.libc.malloc_trim(0)
     gc.freeze()
     gc.disable()
+    kernel.collapse_memory()

@@ -28,6 +28,9 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
 
+MADV_COLLAPSE = 25
+HUGE_PAGE = 2 << 20
+
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_SECCOMP = 22
@@ -75,6 +78,20 @@ def fork() -> int:
     if threading.active_count() > 1:
         return os.fork()
     return _checked(locked_libc.fork(), "fork")
+
+
+def collapse_memory() -> None:
+    """Move the private memory of this process to huge pages as far as the kernel can. A fork then copies a page table entry per 2 MiB.
+
+    Has no effect before Linux 6.1.
+    """
+    with open("/proc/self/maps") as file:
+        mappings = [line.split()[:5] for line in file]
+    for addresses, access, *_, inode in mappings:
+        start, end = (int(address, 16) for address in addresses.split("-"))
+        start, end = -(-start // HUGE_PAGE) * HUGE_PAGE, end // HUGE_PAGE * HUGE_PAGE
+        if access == "rw-p" and inode == "0" and start < end:
+            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_COLLAPSE)
 
 
 def unshare(flags: int) -> None:
