@@ -65,8 +65,8 @@ def phrase(cursor: Cursor, start: int, explicit: bool) -> Phrase | None:
             explicit = True
         elif text == "{" and tokens[place - 2].text == "}":  # the denominator
             sign, group = -1, True
-        elif text == "＄":
-            unit = (unit or units.ONE).times(units.UNITS["＄"])
+        elif token.kind == "sign" and text in units.CURRENCIES:
+            unit = (unit or units.ONE).times(units.UNITS[text])
         elif name := _unit_name(token, following, explicit or unit is not None):
             exponent, place = _exponent(tokens, place + (text == "mu"))
             unit = (unit or units.ONE).times(units.UNITS[name], sign * power * exponent)
@@ -117,11 +117,14 @@ def number_in_words(cursor: Cursor) -> Formula | None:
         current = 1
     while cursor.peek().kind == "word" or cursor.is_sign("-"):
         word = cursor.peek().text.casefold()
-        if word in units.NUMBER_WORDS:
-            current = (current or 0) + units.NUMBER_WORDS[word]
+        if (value := units.NUMBER_WORDS.get(word)) is not None:
+            if current is not None and (not value or current % (10 if value < 10 else 100) or current % 100 == 10):
+                current = None  # `five six`
+                break
+            current = (current or 0) + value
         elif word == "dozen":
             current = 12 * (current or 1)
-        elif word in units.PARTS and (current is not None or word == "half"):
+        elif word in units.PARTS and (word == "half" if current is None else word.endswith("s") == (current > 1)):
             cursor.at += 1
             return number(Fraction(1 if current is None else current, units.PARTS[word]))
         elif current is None:
@@ -130,7 +133,9 @@ def number_in_words(cursor: Cursor) -> Formula | None:
             current *= 100
         elif word in ("thousand", "million", "billion"):
             total, current = total + current * units.MULTIPLIERS[word], 0
-        elif word not in ("and", "-") or not cursor.is_word(*units.NUMBER_WORDS, offset=1):
+        elif word == "-" and cursor.is_word(*units.PARTS, offset=1):
+            pass
+        elif (word != "-" and (word != "and" or current % 100)) or not cursor.is_word(*units.NUMBER_WORDS, offset=1):
             break
         cursor.at += 1
     if current is None:
@@ -174,7 +179,7 @@ def with_unit(cursor: Cursor, value: Any, unit: Unit | None) -> Any:
             other, noun, counted, cursor.at = found
             temperature = unit is units.DEGREE and other in _TEMPERATURES
             if other is not None:
-                unit = other if unit in (None, units.PERCENT) or temperature else unit.times(other)
+                unit = other if unit in (None, units.PERCENT, other) or temperature else unit.times(other)
     return Quantity(value, unit, noun, counted) if unit is not None or noun else value
 
 

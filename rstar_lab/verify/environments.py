@@ -19,7 +19,7 @@ def environment(cursor: Cursor, name: str, read: Read, cases: bool = False) -> A
 
     cases: whether it has cases or equations, whatever its name.
     """
-    rows = _rows(cursor.braced() if cursor.is_sign("{") else _content(cursor))
+    rows = _rows(cursor.enclosed("{", "}") if cursor.is_sign("{") else _content(cursor))
     words = {token.text.casefold() for row in rows for cell in row for token in cell}
     if cases or name in ("cases", "rcases") or (name == "array" and words & (_ORDERS | {"=", "otherwise"})):
         return _cases(rows, read)

@@ -135,8 +135,8 @@ class Comparison:
         if kinds <= {"", "{"} or (kinds in ({"", "["}, {"{", "["}) and most > 2):
             distinct = self.distinct if "{" in kinds else list
             return self.unordered(distinct(one.items), distinct(two.items))
-        same = kinds == {"", "("} or (one.opening, one.closing) == (two.opening, two.closing)
-        return same and self.all_answers(one.items, two.items)
+        brackets = {one.opening + one.closing, two.opening + two.closing}
+        return (len(brackets) == 1 or brackets == {"", "()"}) and self.all_answers(one.items, two.items)
 
     def group(self, group: Group, other: Any, ours: bool) -> bool:
         ordered = [is_order(item) for item in group.items]
@@ -334,7 +334,9 @@ class Comparison:
 
     def tagged(self, one: Tagged, two: Tagged) -> bool:
         if one.kind == two.kind == "time":
-            return one.parts[:2] == two.parts[:2] and "" in (one.parts[2], two.parts[2])
+            hours = [hour % 12 + 12 * (half == "p") if half else hour for hour, _, half in (one.parts, two.parts)]
+            same_hour = hours[0] == hours[1] or ("" in (one.parts[2], two.parts[2]) and one.parts[0] == two.parts[0])
+            return same_hour and one.parts[1] == two.parts[1]
         if one.kind == two.kind == "mod":
             first, second, modulus = (rational(value) for value in (one.parts[0], *two.parts))
             same = (
@@ -364,8 +366,8 @@ class Comparison:
             digits, base = tagged.parts
             integer = other[0] == "num" and other[1].denominator == 1
             return integer and (base == 10 or not ours) and str(other[1]) == digits
-        pair = tagged.kind == "ratio" and len(tagged.parts) == 2
-        return pair and other[0] == "/" and self.answers(("/", *tagged.parts), other)
+        parts = _ratio(tagged)
+        return len(parts) == 2 and other[0] == "/" and self.answers(("/", *parts), other)
 
     # --- words
 

@@ -19,6 +19,7 @@ from rstar_lab.verify.values import (
     Group,
     Matrix,
     Nothing,
+    Relation,
     decimal,
     determinant,
     difference,
@@ -43,6 +44,7 @@ _INFIX: dict[str, tuple[int, int, Callable[[Any, Any], Formula]]] = {
     "+": (SUM, SUM, lambda left, right: ("+", left, right)),
     "-": (SUM, SUM, difference),
     "*": (PRODUCT, PRODUCT, lambda left, right: ("*", left, right)),
+    "cross": (PRODUCT, PRODUCT, lambda left, right: ("call", "apply cross", left, right)),
     "/": (PRODUCT, PRODUCT, lambda left, right: ("/", left, right)),
 }
 _NAMES = {name: frozenset(text.split()) for name, text in units.TABLES["names"].items() if isinstance(text, str)}
@@ -102,8 +104,8 @@ class Parser(Cursor):
     def expression(self, power: int) -> Any:
         """Read a formula whose operators bind stronger than `power`."""
         self.deeper()
-        if self.is_sign("-", "+") and power <= ARGUMENT:
-            negative = self.take().text == "-"
+        if (self.is_sign("-", "+") or self.is_word("minus", "negative")) and power <= ARGUMENT:
+            negative = self.take().text != "+"
             left = self.expression(SIGNED)
             if negative and not isinstance(left, tuple | Matrix):
                 raise Unreadable("a negative set")
@@ -137,7 +139,8 @@ class Parser(Cursor):
         if sign == "'" and isinstance(left, tuple) and left[0] == "sym":
             self.at += 1
             return ("sym", left[1] + "'")
-        if token.text in ("x", "X") and token.space and self.peek(1).text == "10" and self.is_sign("^", offset=2):
+        power_of_ten = self.peek(1).text == "10" and self.is_sign("^", offset=2)
+        if token.text in ("x", "X") and power_of_ten and self.tokens[self.at - 1].kind == "number":
             sign = "*"
         if sign not in _INFIX:
             return ("*", left, self.expression(PRODUCT)) if power < PRODUCT and self.starts_factor() else None
@@ -301,18 +304,20 @@ class Parser(Cursor):
             return ("call", "apply " + str(name[1]), *self.items_in("("))
         if token.text == "Gamma":
             return ("call", "factorial", ("+", self.primary(), number(-1)))
-        if token.text in _COUNTS and self.peek(1).kind == "number" and self.is_sign(",", offset=2):
+        several, few = self.peek(1).text, self.peek(3).text
+        listed = self.is_sign(",", offset=2) and (several + few).isdecimal()
+        if token.text in _COUNTS and listed and int(several) >= int(few):
             return ("call", _COUNTS[token.text], *self.items_in("("))
         if token.text.isupper() and not token.upright:
             inner = self.tokens[self.at : self.closing("(", ")")]
             if any(part.text == "," for part in inner):
-                return self.primary()  # a point with its name, as in `A(1, 2)`
+                return Relation((name, self.primary()), ("=",), (token.text, ""))  # a point with its name: `A(1, 2)`
         return name
 
     def subscript(self) -> str:
         self.take()
         if self.is_sign("{"):
-            return "_" + "".join(token.text for token in self.braced() if token.text not in ("{", "}", ","))
+            return "_" + "".join(token.text for token in self.enclosed("{", "}") if token.text not in ("{", "}", ","))
         if self.peek().kind in ("number", "symbol", "word", "command"):
             return "_" + self.take().text
         raise Unreadable("a subscript")
@@ -361,7 +366,7 @@ class Parser(Cursor):
     def marked_letters(self, name: str) -> str:
         """Read the letters behind `\\angle` or an accent."""
         if self.is_sign("{"):
-            return "".join(token.text for token in self.braced())
+            return "".join(token.text for token in self.enclosed("{", "}"))
         found = self.take()
         if found.kind not in ("symbol", "word"):
             raise Unreadable("an accent without a letter")
@@ -418,7 +423,7 @@ class Parser(Cursor):
             elif name == "int":
                 low = self.argument()
             else:
-                inner = self.sub(self.braced())
+                inner = self.sub(self.enclosed("{", "}"))
                 variable = inner.take().text
                 if not (inner.accept("=") or inner.accept("to")):
                     raise Unreadable("a bound")
@@ -479,7 +484,7 @@ class Parser(Cursor):
     def bracket(self, opening: str) -> Any:
         if opening == "{":
             self.at -= 1
-            inner = self.braced()
+            inner = self.enclosed("{", "}")
             return self.part(inner) if inner else self.primary()
         if opening in ("^", "_"):
             return self.raised()

@@ -65,7 +65,7 @@ def read(text: str) -> Any:
     if date := _DATE.fullmatch(plain):
         parts = [int(part) for part in date.groups() if part]
         return Tagged("date", tuple(parts if date[1] else (parts[2], parts[0], parts[1])))
-    if time := _TIME.fullmatch(plain):
+    if (time := _TIME.fullmatch(plain)) and int(time[1]) < 25:
         return Tagged("time", (Fraction(time[1]), Fraction(time[2] or 0), (time[3] or "").lower()))
     if _GROUPED.fullmatch(plain):
         text = plain.replace(" " if " " in plain else ".", "")
@@ -176,8 +176,10 @@ def _words(parser: Parser) -> Any:
     start = end = parser.at
     if parser.peek().kind not in ("word", "symbol", "sign"):
         return None
+    negative = parser.is_word("minus", "negative")
+    parser.at += negative
     if (value := number_in_words(parser)) is not None and parser.item_end(parser.at):
-        return value
+        return ("neg", value) if negative else value
     parser.at = start
     while not parser.item_end(end) and (
         parser.tokens[end].kind in ("word", "symbol") or parser.tokens[end].text in _WORD_SIGNS
@@ -205,7 +207,8 @@ def _letters(word: str) -> Any:
         return product(word)
     if word.casefold() == "none":
         return Nothing()
-    return Text((word,) if word.isupper() or len(word) < 3 else plain_words([Token("word", word)]))
+    labels = len(word) < 3 or (word.isupper() and word[-1] != "S")
+    return Text((word,) if labels else plain_words([Token("word", word)]))
 
 
 def _statement(parser: Parser) -> Any:
@@ -219,9 +222,10 @@ def _statement(parser: Parser) -> Any:
         tokens = parser.tokens[start : parser.at]
         sides.append(side if side is not None else Text(plain_words(tokens)))
         names.append(_name(tokens))
-        if (sign := _relation_sign(parser)) is None:
+        token = parser.peek()
+        if token.kind not in ("sign", "command") or token.text not in RELATIONS:
             break
-        signs.append(sign)
+        signs.append(RELATIONS[parser.take().text])
     if parser.accept("mod"):
         digits = parser.peek().kind == "number"
         return Tagged("mod", (sides[-1], parser.literal(parser.take()) if digits else parser.argument()))
@@ -230,14 +234,6 @@ def _statement(parser: Parser) -> Any:
     if side is None:
         raise Unreadable("no formula")
     return side
-
-
-def _relation_sign(parser: Parser) -> str | None:
-    """Return the relation here and move behind it, or None."""
-    token = parser.peek()
-    if token.kind not in ("sign", "command") or token.text not in RELATIONS:
-        return None
-    return RELATIONS[parser.take().text]
 
 
 def _name(tokens: Sequence[Token]) -> str:
@@ -260,12 +256,6 @@ def _quantity(parser: Parser) -> Any:
     start = parser.at
     money = currency(parser)
     if parser.peek().kind == "word" and money is None:
-        if parser.is_word("minus", "negative"):
-            parser.at += 1
-            value = _quantity(parser)
-            if not isinstance(value, tuple):
-                raise Unreadable("words")
-            return ("neg", value)
         if (spelled := number_in_words(parser)) is not None:
             return with_unit(parser, spelled, None)
         while (

@@ -20,7 +20,7 @@ _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱ"
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎", "0123456789+-=()")
 _NUMBER_SETS = dict(zip("RZNQC", "ℝℤℕℚℂ", strict=True))
 Add = Callable[[str, str], None]  # adds a token of a kind with a text
-_LAYOUT = {name: frozenset(text.split()) for name, text in TABLES["layout"].items()}
+_LAYOUT = {name: frozenset(text.split()) for name, text in TABLES["layout"].items() if isinstance(text, str)}
 _UNICODE = str.maketrans({char: latex for chars, latex in TABLES["unicode"].items() for char in chars})
 _SYNONYMS = {other: name for name, others in TABLES["synonyms"].items() for other in others.split()}
 _SIGN_COMMANDS = frozenset(name for name in TABLES["synonyms"] if not name.isalnum())
@@ -54,23 +54,7 @@ _KINDS = {"number": "number", "repeating": "repeating", "periodic": "repeating",
 _RELATION_SIGNS = {"=<": "<=", ":=": "=", "==": "="}
 _BRACED = re.compile(r"\s*\{")
 _LETTER = re.compile(r"\s*([A-Za-z]|\\[ij]math)(?![A-Za-z])")
-_UPRIGHT = r"(?:(\{)?\s*(?:\\(?:text|textrm|mathrm)\s*)?(\{)?\s*)?(?:st|nd|rd|th)(?(2)\s*\})(?(1)\s*\})"
-# Per row: text that must occur (checked first, because it is fast), pattern, replacement.
-_REWRITTEN = [
-    (needle, re.compile(pattern), replacement)
-    for needle, pattern, replacement in (
-        ("**", r"\*\*([^*]+)\*\*(?![\w(])", r"\1"),
-        ("＄", r"U\.?S\.?\s*(?=＄)", ""),
-        ("", r"([-+])\s*([＄€£¥₹₽₩])", r"\2\1"),
-        ("circ", r"\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))", "°"),
-        ("^", r"\^\s*(?:\{\s*(?:\\prime|')\s*(\\prime|')?\s*\}|\\prime(?![A-Za-z])|')", r"'\1"),
-        ("lg", r"\\lg(?![A-Za-z])|(?<![A-Za-z\\])lg(?![A-Za-z])", r"\\log_{10} "),
-        ("begin", r"(\\begin\{(?:array|\w*matrix\*?)\})\s*(?:\[[a-z]\])?\s*(?:\{[lcr|\s]*\})?", r"\1"),
-        ("mod", r"\((?:\s|\\text\s*\{|\\)*mod(?![a-z])[\s}]*([^()]*)\)", r"\\pmod{\1}"),
-        ("out of", "out of", "/"),
-        ("", rf"(?<=\d)\^?{_UPRIGHT}(?![A-Za-z])", ""),  # ordinals
-    )
-]
+_REWRITTEN = [(needle, re.compile(pattern), new) for needle, pattern, new in TABLES["layout"]["rewritten"]]
 _EMPHASIS = re.compile(r"(\*{1,3}|_{2}|`{1,3}|')(?=[^\s*_`])([^*_`]+)(?<=\S)\1")
 
 
@@ -210,6 +194,8 @@ def _emit_command(name: str, emit: Add) -> None:
 
 
 def _add_command(name: str, inner: str | None, add: Add, found: list[Token], depth: int) -> None:
+    if name == "times" and found and found[-1].text.startswith("vec "):
+        name = "cross"
     name = _SYNONYMS.get(name, name)
     if name in _LAYOUT["ignored"] | _LAYOUT["skipped"] | _LAYOUT["spaces"]:
         return
@@ -231,11 +217,7 @@ def _add_command(name: str, inner: str | None, add: Add, found: list[Token], dep
 # --- a place in tokens
 
 END = Token("end", "")
-RELATIONS = {
-    **{sign: sign for sign in ("=", "<", ">", "<=", ">=", "!=")},
-    **{name: name for name in ("approx", "equiv", "in", "notin", "subset", "to", "Rightarrow", "Leftrightarrow")},
-    "leq": "<=", "geq": ">=", "neq": "!=", "subseteq": "subset",
-}  # fmt: skip
+RELATIONS: dict[str, str] = TABLES["relations"]
 _ITEM_ENDS = frozenset((",", ";", ")", "]", r"\}", "\\\\", "&", ":", *RELATIONS))
 _COMMAND_ENDS = frozenset((*RELATIONS, "lor", "land", "cup", "rangle"))
 
@@ -307,10 +289,6 @@ class Cursor:
         inner = self.tokens[self.at + 1 : end]
         self.at = end + 1
         return inner
-
-    def braced(self) -> list[Token]:
-        """Return the tokens in braces here, and move behind them."""
-        return self.enclosed("{", "}")
 
     def item_end(self, place: int) -> bool:
         """Return whether an item of a list can end before a token."""
