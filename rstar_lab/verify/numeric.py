@@ -1,12 +1,14 @@
 """Values of formulas, and formulas with equal values. No text is evaluated, and no value is large.
 
-Values are exact fractions where arithmetic is exact, else they have 50 digits. Two formulas with letters are equal if their values
-agree at several points. The steps of a comparison are counted and limited, so its result does not depend on the machine.
+Values are exact fractions where arithmetic is exact, else they have 150 digits. Two formulas with letters are equal if their values
+agree at several points; with roots or pieces, such as `|x-3|`, there are points on both sides of each number in them. The steps of
+a comparison are counted and limited, so its result does not depend on the machine.
 """
 
 import math
 import operator
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,34 +19,36 @@ from typing import Any
 
 import mpmath
 
-from rstar_lab.verify.values import decadic, has, replaced, symbols
+from rstar_lab.verify.units import TABLES
+from rstar_lab.verify.values import Formula, decadic, has, nodes, replaced, symbols
 
 MAX_STEPS = 100_000  # of a comparison: about 0.5 s
 STEP_BITS = 500  # of an exact number: arithmetic with more takes more steps
-FUNCTION_STEPS = 10  # of a function with 50 digits
+FUNCTION_STEPS = 10  # of a function that is not exact
 MAX_TERMS = 200  # of an infinite sum or a limit: the extrapolation of more is slow
 MAX_BITS = 40_000  # of an exact number
 MAX_MAGNITUDE = 1e6  # of the logarithm of a number that is not exact
 MAX_ARGUMENT = 2_000  # of a factorial
 TAIL = 1_000  # beyond it, an integrand whose size cannot be computed is 0
 INFINITY = ("const", "inf")
+NOISE_BITS = 20  # of a value, which rounding errors can change
 MIN_DECIMALS = MIN_SIGNIFICANT = 6
 MIN_AGREED = 3  # points at which formulas have the same value
 _CONTEXT = mpmath.mp.clone()
-_CONTEXT.dps = 50
-AGREEMENT = _CONTEXT.mpf(10) ** -35
-# Rational points of both signs with odd denominators, so that an odd root of a negative number is real; integers for formulas
-# with steps.
+_CONTEXT.dps, LIMIT_DIGITS = 150, 50  # digits of values, and of limits, integrals and infinite sums
+AGREEMENT, LIMIT_AGREEMENT = _CONTEXT.mpf(10) ** -90, _CONTEXT.mpf(10) ** -35
+# Rational points of both signs, whose odd denominators keep odd roots real; integers for names of integers in formulas with steps.
 POINTS = tuple(Fraction(p, q) for p, q in ((7, 5), (3, 23), (-11, 7), (29, 17), (-5, 13), (8, 19), (17, 61), (-37, 31)))
-STEPS = tuple(Fraction(n) for n in (7, 13, 29, 18, 58, 101, 3, 46))
+INTEGERS = tuple(Fraction(n) for n in (7, 13, 29, 18, 58, 101, 3, 46))
+FAR = tuple(sign * (n + Fraction(1, 3)) for n in (*range(1, 13), 14, 17, 20, 25, 31, 40, 50) for sign in (1, -1))
+FAR_INTEGERS = tuple(Fraction(sign * n) for n in (*range(25), 30, 60, 97, 1_000, 1_000_003) for sign in (1, -1))
 
 Number = Any  # Fraction, mpf or mpc
-
 
 _ACCURACY = _CONTEXT.mpf(10) ** -40  # of an integral
 _LOCK = threading.Lock()  # one comparison at a time: functions of mpmath change the precision of their context
 os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
-_left = 0  # steps of the comparison
+_left, _agreement = 0, AGREEMENT  # of the comparison: its steps, and the difference of values that counts as none
 
 
 class NotComputed(Exception):
@@ -58,13 +62,14 @@ class NoValue(Exception):
 @contextmanager
 def comparison() -> Iterator[None]:
     """Give the comparison in this context its steps. Values are computed in such a context only."""
-    global _left
+    global _left, _agreement
     with _LOCK:
-        _left = MAX_STEPS
+        _left, _agreement = MAX_STEPS, AGREEMENT
         yield
 
 
-def _spend(steps: int) -> None:
+def spend(steps: int) -> None:
+    """Use steps of the comparison. Raises NotComputed if too few are left."""
     global _left
     _left -= steps
     if _left < 0:
@@ -82,7 +87,7 @@ def evaluate(node: Any, values: dict[str, Fraction]) -> Number:
         NotComputed: For large numbers, and limits, integrals and infinite sums that do not converge fast.
         NoValue: If it has no value.
     """
-    _spend(1)
+    spend(1)
     if not isinstance(node, tuple):
         raise NotComputed
     kind = node[0]
@@ -119,7 +124,7 @@ def real(value: Number) -> Any:
 
 
 def as_fraction(value: Number) -> Fraction:
-    """Return a value as a fraction, with 50 digits if it is not exact. Raises NoValue if it is complex."""
+    """Return a value as a fraction, rounded if it is not exact. Raises NoValue if it is complex."""
     if isinstance(value, Fraction):
         return value
     sign, mantissa, exponent, _ = real(value)._mpf_
@@ -128,7 +133,7 @@ def as_fraction(value: Number) -> Fraction:
 
 def polynomial_roots(coefficients: Sequence[Number]) -> list[Number]:
     """Return the roots of a polynomial without multiple ones. coefficients: the constant first."""
-    _spend(100 * FUNCTION_STEPS * len(coefficients))
+    spend(100 * FUNCTION_STEPS * len(coefficients))
     try:
         return list(_CONTEXT.polyroots(list(map(_inexact, coefficients[::-1])), maxsteps=100, extraprec=100))
     except _CONTEXT.NoConvergence:
@@ -140,7 +145,7 @@ def close(first: Number, second: Number) -> bool:
     if isinstance(first, Fraction) and isinstance(second, Fraction):
         return first == second
     left, right = _inexact(first), _inexact(second)
-    return bool(abs(left - right) <= max(abs(left), abs(right)) * AGREEMENT)
+    return bool(abs(left - right) <= max(abs(left), abs(right)) * _agreement)
 
 
 def rounds_to(value: Number, rounded: Any) -> bool:
@@ -150,16 +155,6 @@ def rounds_to(value: Number, rounded: Any) -> bool:
     if rounded[0] != "num" or rounded[2] < MIN_DECIMALS or rounded[3] < MIN_SIGNIFICANT or _inexact(value).imag != 0:
         return False
     return bool(round(as_fraction(value), rounded[2]) == rounded[1])
-
-
-def points(names: frozenset[str], steps: bool) -> Iterator[dict[str, Fraction]]:
-    """Yield values of names, several times."""
-    chosen, offset = (STEPS, Fraction(2)) if steps else (POINTS, Fraction(1, 97))
-    for shift in range(len(chosen)):
-        yield {
-            name: chosen[(place + shift * (1 + place)) % len(chosen)] + place * offset
-            for place, name in enumerate(sorted(names))
-        }
 
 
 def _inexact(value: Number) -> Any:
@@ -173,11 +168,21 @@ def _pairwise(operation: Callable[[Number, Number], Number], left: Number, right
     bits = value.numerator.bit_length() + value.denominator.bit_length()
     if bits > MAX_BITS:
         raise NotComputed
-    _spend(bits // STEP_BITS)
+    spend(bits // STEP_BITS)
     return value
 
 
-add, multiply = partial(_pairwise, operator.add), partial(_pairwise, operator.mul)
+def _without_noise(value: Number, size: Number) -> Number:
+    """Return a value that is computed from numbers of a size; 0 if it is a rounding error."""
+    exact = isinstance(value, Fraction)
+    return value if exact or _CONTEXT.mag(value) > _CONTEXT.mag(size) + NOISE_BITS - _CONTEXT.prec else Fraction(0)
+
+
+def add(left: Number, right: Number) -> Number:
+    return _without_noise(_pairwise(operator.add, left, right), left)
+
+
+multiply = partial(_pairwise, operator.mul)
 
 
 def divide(left: Number, right: Number) -> Number:
@@ -191,46 +196,26 @@ def _power(base: Number, exponent: Number) -> Number:
         if real(exponent) <= 0:
             raise NoValue
         return Fraction(0)
-    if isinstance(base, Fraction) and isinstance(exponent, Fraction):
-        if exponent.denominator == 1:
-            bits = max(1, base.numerator.bit_length() + base.denominator.bit_length() - 1)
-            if abs(exponent) * bits > MAX_BITS and abs(base) != 1:
-                raise NotComputed
-            return base ** int(exponent)
-        if base < 0 and exponent.denominator % 2:
-            return (-1) ** (exponent.numerator % 2) * _power(-base, exponent)
-        if base > 0 and exponent.denominator < 50 and (root := _exact_root(base, exponent.denominator)) is not None:
-            return _power(root, Fraction(exponent.numerator))
-    _spend(FUNCTION_STEPS)
+    if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1:
+        bits = max(1, base.numerator.bit_length() + base.denominator.bit_length() - 1)
+        if abs(exponent) * bits > MAX_BITS and abs(base) != 1:
+            raise NotComputed
+        return base ** int(exponent)
+    spend(FUNCTION_STEPS)
+    odd = isinstance(exponent, Fraction) and exponent.denominator % 2
+    if odd and not isinstance(base, _CONTEXT.mpc) and base < 0:
+        return (-1) ** (exponent.numerator % 2) * _power(-base, exponent)
     base, exponent = _inexact(base), _inexact(exponent)
     if abs(_CONTEXT.log(abs(base))) * abs(exponent) > MAX_MAGNITUDE:
         raise NotComputed
     return _CONTEXT.power(base, exponent)
 
 
-def _exact_root(base: Fraction, degree: int) -> Fraction | None:
-    parts = []
-    for part in (base.numerator, base.denominator):
-        if part.bit_length() > 900:
-            return None
-        root = math.isqrt(part) if degree == 2 else round(part ** (1 / degree))
-        if root**degree != part:
-            return None
-        parts.append(root)
-    return Fraction(parts[0], parts[1])
-
-
-def _root(value: Number, degree: Number) -> Number:
-    exponent = divide(Fraction(1), degree)
-    odd = isinstance(degree, Fraction) and degree.denominator == 1 and degree.numerator % 2
-    if odd and isinstance(value, _CONTEXT.mpf) and value < 0:
-        return -_power(-value, exponent)
-    return _power(value, exponent)
-
-
 def _rounded(name: str, value: Number) -> Number:
-    exact = isinstance(value, Fraction)
-    return Fraction(int(getattr(math if exact else _CONTEXT, name)(value if exact else real(value))))
+    if isinstance(value, Fraction):
+        return Fraction(getattr(math, name)(value))
+    nearest = _CONTEXT.nint(real(value))
+    return Fraction(int(getattr(_CONTEXT, name)(value) if _without_noise(value - nearest, value) else nearest))
 
 
 def _remainder(value: Number, modulus: Number) -> Number:
@@ -242,13 +227,13 @@ def _remainder(value: Number, modulus: Number) -> Number:
 def _logarithm(value: Number, base: Number = None) -> Number:
     if value == 0 or base in (0, 1):
         raise NoValue
-    _spend(FUNCTION_STEPS)
+    spend(FUNCTION_STEPS)
     found = _CONTEXT.log(_inexact(value))
     return found if base is None else found / _CONTEXT.log(_inexact(base))
 
 
 def _analytic(function: Callable[[Any], Any], value: Number) -> Number:
-    _spend(FUNCTION_STEPS)
+    spend(FUNCTION_STEPS)
     argument = _inexact(value)
     if abs(argument) > 1e9:
         raise NotComputed
@@ -256,9 +241,9 @@ def _analytic(function: Callable[[Any], Any], value: Number) -> Number:
         found = function(argument)
     except (ZeroDivisionError, ValueError):
         raise NoValue from None
-    if abs(found) > 1e40:
+    if not _without_noise(_CONTEXT.one, found):  # at a pole
         raise NoValue
-    return _CONTEXT.mpf(0) if abs(found) < 1e-45 else found
+    return _without_noise(found, argument)
 
 
 def _counting(exact: Callable[..., int], general: Callable[..., Any] | None, *values: Number) -> Number:
@@ -298,14 +283,16 @@ def _bounded(node: Any, values: dict[str, Fraction]) -> Number:
     return total
 
 
+@_CONTEXT.workdps(LIMIT_DIGITS)  # type: ignore[untyped-decorator]
 def _extrapolated(node: Any, values: dict[str, Fraction]) -> Number:
-    """Return the value of a limit, an integral or an infinite sum."""
-    kind = node[0]
+    """Return the value of a limit, an integral or an infinite sum. It has less digits than others."""
+    global _agreement
+    _agreement, kind = LIMIT_AGREEMENT, node[0]
     body, name = node[1:3] if kind in ("int", "lim") else (node[4], node[1])
     terms = count()
 
     def at(place: Any) -> Any:
-        _spend(FUNCTION_STEPS)
+        spend(FUNCTION_STEPS)
         if kind != "int" and next(terms) > MAX_TERMS:
             raise NotComputed
         try:
@@ -341,7 +328,8 @@ _OPERATIONS: dict[str, Callable[..., Number]] = {
 _ANALYTIC = "sin cos tan cot sec csc asin acos atan sinh cosh tanh coth arg"
 _FUNCTIONS: dict[str, Callable[..., Number]] = {
     **{name: partial(_analytic, getattr(_CONTEXT, name)) for name in _ANALYTIC.split()},
-    "root": _root, "abs": abs, "floor": partial(_rounded, "floor"), "ceil": partial(_rounded, "ceil"),
+    "root": lambda value, degree: _power(value, divide(Fraction(1), degree)),
+    "abs": abs, "floor": partial(_rounded, "floor"), "ceil": partial(_rounded, "ceil"),
     "gcd": partial(_counting, math.gcd, None), "lcm": partial(_counting, math.lcm, None), "mod": _remainder,
     "max": lambda *values: max(values, key=real), "min": lambda *values: min(values, key=real),
     "log": _logarithm, "ln": _logarithm,
@@ -351,9 +339,44 @@ _FUNCTIONS: dict[str, Callable[..., Number]] = {
 }  # fmt: skip
 
 
-# --- comparison
+# --- points
 
-_OF_INTEGERS = ("sum", "prod", "floor", "ceil", "mod", "gcd", "lcm", "binom", "factorial", "perm", "factorial2")
+_COUNTS, _STEPS, _PIECES, _REAL_NAMES = (
+    TABLES["names"][name].split() for name in ("counts", "steps", "pieces", "reals")
+)
+
+
+def points(names: frozenset[str], formula: Any = ()) -> Iterator[dict[str, Fraction]]:
+    """Yield values of the names of a formula. A formula in pieces has more, also beside each number in it."""
+    far = any(map(_is_piecewise, nodes(formula))) and not has(formula, "sum", "prod")
+    whole = sorted({int(node[1]) for node in nodes(formula) if node[:1] == ("num",)}) if far else ()
+    chosen = {}
+    for place, name in enumerate(sorted(names)):
+        integer = has(formula, *_COUNTS) or (has(formula, *_STEPS) and name not in _REAL_NAMES)
+        near, large, step = (INTEGERS, FAR_INTEGERS, 1) if integer else (POINTS, FAR, Fraction(1, 3))
+        beside = [sign * n + shift * step for n in whole for shift in (-1, 0, 1) for sign in (1, -1)]
+        offset = place * (2 if integer else Fraction(1, 97))
+        chosen[name] = [value + offset for value in ((*near, *large, *beside) if far else near)]
+    for shift in range(max(map(len, chosen.values()), default=1)):
+        yield {name: row[(place + shift * (1 + place)) % len(row)] for place, (name, row) in enumerate(chosen.items())}
+
+
+def _is_piecewise(node: Formula) -> bool:
+    """Return whether a function can have pieces, or no real value in a part of the plane."""
+    power = node[:1] == ("^",) and has(node[2], "/", "sym") and symbols(node[1])
+    return bool(power or (node[:1] == ("call",) and node[1] in _PIECES and symbols(node)))
+
+
+def _values(one: Any, two: Any) -> Iterator[tuple[Number, Number]]:
+    """Yield the values of two formulas with names at points where both have a value."""
+    for values in points(symbols(one, two), ("+", one, two)):
+        try:
+            yield evaluate(one, values), evaluate(two, values)
+        except (NoValue, NotComputed):
+            spend(0)  # raises NotComputed if no steps are left
+
+
+# --- comparison
 
 
 def rational(value: Any) -> Fraction | None:
@@ -381,11 +404,7 @@ def same_formulas(one: Any, two: Any) -> bool:
 def constant_ratio(one: Any, two: Any) -> Number | None:
     """Return one / two if that is the same number at all points, else None."""
     ratios = []
-    for values in points(symbols(one, two), False):
-        try:
-            above, below = (evaluate(value, values) for value in (one, two))
-        except NoValue:
-            continue
+    for above, below in _values(one, two):
         if below == 0 or above == 0:
             continue
         if not (isinstance(above, Fraction) and isinstance(below, Fraction)):
@@ -397,6 +416,9 @@ def constant_ratio(one: Any, two: Any) -> Number | None:
 def _same_names(one: Any, two: Any) -> tuple[Any, Any]:
     """Return both formulas with the same symbols for the imaginary unit and the constant of integration."""
     alone = symbols(one) ^ symbols(two)
+    for name in sorted(alone):  # constants `c_1` and `C_1`
+        if re.fullmatch(r"c_\d+", name) and name.upper() in alone:
+            one, two = (replaced(value, ("sym", name.upper()), ("sym", name)) for value in (one, two))
     if "I" in alone and has(one, "i") != has(two, "i") and has(one, "i") == ("I" in symbols(two)):
         old, new = ("sym", "I"), ("const", "i")
     elif alone == {"C", "c"} and all({("sym", "C"), ("sym", "c")}.intersection(_terms(value)) for value in (one, two)):
@@ -412,8 +434,7 @@ def _terms(node: Any) -> list[Any]:
 
 def _same_values(one: Any, two: Any) -> bool:
     try:
-        names = symbols(one, two)
-        return _same_at_points(one, two, names) if names else _same_numbers(one, two)
+        return _same_at_points(one, two) if symbols(one, two) else _same_numbers(one, two)
     except (NoValue, NotComputed):
         return False
 
@@ -428,16 +449,11 @@ def _same_numbers(one: Any, two: Any) -> bool:
     return rounds_to(right, one) or rounds_to(left, two)
 
 
-def _same_at_points(one: Any, two: Any, names: frozenset[str]) -> bool:
+def _same_at_points(one: Any, two: Any) -> bool:
     """Return whether values agree at all points where both are real, and these are enough."""
-    steps = has(one, *_OF_INTEGERS) or has(two, *_OF_INTEGERS)
     complex_numbers = has(one, "i") or has(two, "i")
     agreed = 0
-    for values in points(names, steps):
-        try:
-            left, right = evaluate(one, values), evaluate(two, values)
-        except NoValue:
-            continue
+    for left, right in _values(one, two):
         if not complex_numbers:
             imaginary = [bool(getattr(value, "imag", 0)) for value in (left, right)]
             if imaginary == [True, True]:

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from fractions import Fraction
 from functools import reduce
 from itertools import islice, zip_longest
-from typing import Any
 
 from rstar_lab.verify.numeric import (
+    FUNCTION_STEPS,
     MIN_AGREED,
     NotComputed,
     NoValue,
@@ -19,8 +19,9 @@ from rstar_lab.verify.numeric import (
     multiply,
     points,
     polynomial_roots,
+    spend,
 )
-from rstar_lab.verify.values import Formula, difference, number, replaced, symbols
+from rstar_lab.verify.values import Formula, difference, nodes, number, replaced, symbols
 
 MAX_DEGREE = 12
 MAX_DENOMINATOR = 10**9  # of a rational root
@@ -41,7 +42,7 @@ def boundary(left: Formula, right: Formula, name: str) -> list[Formula]:
         if one[:2] == ("call", "root") and one[3] == number(2):
             return boundary(one[2], ("^", two, number(2)), name) + boundary(one[2], number(0), name)
     formula = difference(left, right)
-    if (absolute := _absolute(formula)) is not None:
+    if absolute := next((node for node in nodes(formula) if node[:2] == ("call", "abs")), None):
         signed = (replaced(formula, absolute, sign) for sign in (absolute[2], ("neg", absolute[2])))
         return [point for branch in signed for point in boundary(branch, number(0), name)]
     found = [root for side in _quotient(formula, name, {}) for root in _roots(side)]
@@ -51,22 +52,24 @@ def boundary(left: Formula, right: Formula, name: str) -> list[Formula]:
 def same_solutions(one: Formula, two: Formula) -> bool:
     """Return whether two formulas with the same names are zero at the same values of a name, whatever the others are."""
     names = symbols(one)
-    return any(_same_solutions(one, two, name, names - {name}) for name in sorted(names))
+    found = {_same_solutions(one, two, name, names - {name}) for name in sorted(names)}
+    return True in found and False not in found
 
 
-def _same_solutions(one: Formula, two: Formula, name: str, others: frozenset[str]) -> bool:
+def _same_solutions(one: Formula, two: Formula, name: str, others: frozenset[str]) -> bool | None:
+    """Return whether the values of one name are the same; None if they are not computed."""
     compared, needed = 0, MIN_AGREED if others else 1
-    for values in islice(points(others, False), None if others else 1):
+    for values in islice(points(others), None if others else 1):
         try:
             ours, theirs = _solutions(one, name, values), _solutions(two, name, values)
         except NoValue:
             continue
         except NotComputed:
-            return False
+            return None
         if len(ours) != len(theirs) or not all(any(close(a, b) for b in theirs) for a in ours):
             return False
         compared += bool(ours)
-    return compared >= needed
+    return True if compared >= needed else None
 
 
 def _solutions(formula: Formula, name: str, values: Mapping[str, Fraction]) -> list[Number]:
@@ -74,15 +77,9 @@ def _solutions(formula: Formula, name: str, values: Mapping[str, Fraction]) -> l
     return [root for root in _roots(above) if not any(close(root, pole) for pole in _roots(below))]
 
 
-def _absolute(node: Any) -> Any:
-    """Return the first absolute value in a formula, or None."""
-    if not isinstance(node, tuple) or node[:2] == ("call", "abs"):
-        return node if isinstance(node, tuple) else None
-    return next(filter(None, map(_absolute, node[1:])), None)
-
-
 def _quotient(node: Formula, name: str, values: Mapping[str, Fraction]) -> Quotient:
     """Return a formula as a quotient of polynomials of a name."""
+    spend(FUNCTION_STEPS)
     if name not in symbols(node):
         return [evaluate(node, dict(values))], [_ONE]
     if node == ("sym", name):

@@ -6,7 +6,7 @@ A formula is a nested tuple: ("num", Fraction, decimals, significant digits), ("
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial, reduce
@@ -125,13 +125,18 @@ def product(letters: str) -> Formula:
     return reduce(lambda left, right: ("*", left, right), names)
 
 
-def has(node: Any, *operations: str) -> bool:
+def nodes(value: Any) -> Iterator[Formula]:
+    """Yield a formula and the formulas in it. Other values have none."""
+    left = [value]
+    while left:
+        if isinstance(node := left.pop(), tuple):
+            yield node
+            left += node[1:]
+
+
+def has(value: Any, *operations: str) -> bool:
     """Return whether a formula has one of the operations or names of functions in it."""
-    if not isinstance(node, tuple):
-        return False
-    if node[0] in operations or (node[0] in ("call", "const") and node[1] in operations):
-        return True
-    return any(has(part, *operations) for part in node[1:])
+    return any(n[0] in operations or (n[0] in ("call", "const") and n[1] in operations) for n in nodes(value))
 
 
 def symbols(*nodes: Any) -> frozenset[str]:

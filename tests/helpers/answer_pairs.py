@@ -208,6 +208,26 @@ def polynomials(rng: random.Random) -> Pair:
     return either(rng, forms, misses)
 
 
+def pieces(rng: random.Random) -> Pair:
+    """Formulas that are equal on one side of a number only, and those with values on one side only."""
+    x, c, n, d = rng.choice("xtyz"), rng.randint(2, 30), rng.choice("nmk"), rng.randint(2, 9)
+    absolute = [f"|{x}-{c}|", f"|{c}-{x}|", rf"\sqrt{{({x}-{c})^2}}", rf"\max({x}-{c},{c}-{x})"]
+    greatest = [rf"\max({x},{c})", rf"\max({c},{x})", rf"\frac{{{x}+{c}+|{x}-{c}|}}{{2}}"]
+    root = [rf"\sqrt{{{x}^2-{c * c}}}", rf"\sqrt{{({x}-{c})({x}+{c})}}", f"(-{c * c}+{x}^2)^{{1/2}}"]
+    logarithm = [rf"\ln({x}-{c})", rf"\ln({d}{x}-{d * c})-\ln {d}", rf"-\ln\frac{{1}}{{{x}-{c}}}"]
+    steps = [
+        rf"\lfloor {n}/{d}\rfloor",
+        rf"\lfloor\frac{{{n}+{d}}}{{{d}}}\rfloor-1",
+        rf"\lceil\frac{{{n}-{d - 1}}}{{{d}}}\rceil",
+    ]
+    forms, misses = rng.choice((
+        (absolute, (f"{x}-{c}", f"{c}-{x}", f"|{x}+{c}|")), (greatest, (x, str(c), rf"\min({x},{c})")),
+        (root, (f"{x}-{c}", rf"\sqrt{{{x}^2+{c * c}}}")), (logarithm, (rf"\ln({c}-{x})", rf"\ln|{x}-{c}|")),
+        (steps, (rf"\frac{{{n}}}{{{d}}}", rf"\lfloor ({n}-1)/{d}\rfloor", rf"\lceil {n}/{d}\rceil")),
+    ))  # fmt: skip
+    return either(rng, forms, misses)
+
+
 def letter_case(rng: random.Random) -> Pair:
     a, b = rng.sample("abkmnprt", 2)
     misses = [f"{a}+{b.upper()}", f"{a}+{b}", f"{a.upper()}+{b.upper()}"]
@@ -494,7 +514,7 @@ def excluded(rng: random.Random) -> Pair:
 
 
 KINDS: tuple[Draw, ...] = (
-    numbers, arithmetic, named_value, roots, constants, scientific, repeating, bases, spelled, polynomials, letter_case, binomials,
+    numbers, arithmetic, named_value, roots, constants, scientific, repeating, bases, spelled, polynomials, pieces, letter_case, binomials,
     complex_numbers, plus_minus, equations, quantities, converted, percentages, currencies, scales, ratios, words, choices, tuples,
     grouped, named, sets, matrices, intervals, half_lines, outside, joined, excluded,
 )  # fmt: skip
