@@ -305,8 +305,8 @@ class Parser(Cursor):
         if token.text == "Gamma":
             return ("call", "factorial", ("+", self.primary(), number(-1)))
         several, few = self.peek(1).text, self.peek(3).text
-        listed = self.is_sign(",", offset=2) and (several + few).isdecimal()
-        if token.text in _COUNTS and listed and int(several) >= int(few):
+        numbers = self.is_sign(",", offset=2) and (several + few).isdecimal()
+        if token.text in _COUNTS and numbers and int(several) >= int(few):
             return ("call", _COUNTS[token.text], *self.items_in("("))
         if token.text.isupper() and not token.upright:
             inner = self.tokens[self.at : self.closing("(", ")")]

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from rstar_lab.verify import units
-from rstar_lab.verify.beside import currency, number_in_words, with_unit
+from rstar_lab.verify.beside import currency, number_in_words, unit_follows, with_unit
 from rstar_lab.verify.formulas import SUM, Parser
 from rstar_lab.verify.tokens import END, RELATIONS, Token, Unreadable, tokens_of
 from rstar_lab.verify.values import Choice, Combined, Group, Nothing, Relation, Tagged, Text, plus_minus, product
@@ -180,6 +180,7 @@ def _words(parser: Parser) -> Any:
     parser.at += negative
     if (value := number_in_words(parser)) is not None and parser.item_end(parser.at):
         return ("neg", value) if negative else value
+    counted = value is not None and not negative and unit_follows(parser, parser.at)
     parser.at = start
     while not parser.item_end(end) and (
         parser.tokens[end].kind in ("word", "symbol") or parser.tokens[end].text in _WORD_SIGNS
@@ -192,7 +193,7 @@ def _words(parser: Parser) -> Any:
     following = parser.tokens[end] if end < len(parser.tokens) else END
     stated = not parser.item_end(end) or following.kind == "command" or following.text in RELATIONS
     short = all(len(token.text) <= 3 for token in words)
-    if stated or not words or (short and (letters or hyphens)) or any(token.space for token in hyphens):
+    if counted or stated or not words or (short and (letters or hyphens)) or any(token.space for token in hyphens):
         return None
     if len(tokens) == 1 and tokens[0].kind == "symbol":
         return None
