@@ -20,7 +20,7 @@ from typing import Any
 import mpmath
 
 from rstar_lab.verify.units import TABLES
-from rstar_lab.verify.values import Formula, decadic, has, nodes, replaced, symbols
+from rstar_lab.verify.values import Formula, decadic, has, nodes, number, replaced, symbols
 
 MAX_STEPS = 100_000  # of a comparison: about 0.5 s
 STEP_BITS = 500  # of an exact number: arithmetic with more takes more steps
@@ -378,6 +378,8 @@ def _values(one: Any, two: Any) -> Iterator[tuple[Number, Number]]:
 
 # --- comparison
 
+_OF_MATRICES = (("neg", number(1)), ("sym", "T"))  # exponents
+
 
 def rational(value: Any) -> Fraction | None:
     """Return the value of a formula that is a rational number, else None."""
@@ -396,9 +398,23 @@ def same_formulas(one: Any, two: Any) -> bool:
     infinite = [has(value, "inf") and not has(value, "sum", "prod", "int", "lim") for value in (one, two)]
     if any(infinite):
         return all(infinite) and one == two
+    if _of_matrices(one, two):
+        return _factors(one) == _factors(two)
     if _same_values(one, two):
         return True
     return (has(one, "log") or has(two, "log")) and _same_values(decadic(one), decadic(two))
+
+
+def _of_matrices(*products: Any) -> bool:
+    """Return whether formulas are products of capital letters one of which is inverted or transposed, as in `A^{-1}B`."""
+    if any(has(value, "+", "/") for value in products) or len(names := symbols(*products)) < 2:
+        return False
+    factors = [factor for value in products for factor in _factors(value)]
+    return all(map(str.isupper, names)) and any(factor[0] == "^" and factor[2] in _OF_MATRICES for factor in factors)
+
+
+def _factors(node: Any) -> list[Any]:
+    return [*_factors(node[1]), *_factors(node[2])] if node[0] == "*" else [node]
 
 
 def constant_ratio(one: Any, two: Any) -> Number | None:

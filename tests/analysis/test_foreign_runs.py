@@ -4,8 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
-import threading
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -461,12 +459,6 @@ def test_a_filter_that_never_ends_is_one_error(run, monkeypatch, in_memory):
         with pytest.raises(UserError, match="ran longer than"):
             read()
     assert open_runs(run).sql("SELECT count(*) AS n FROM range(3000000)").n[0] == 3_000_000
-
-
-def test_ctrl_c_ends_a_query(run):
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        open_runs(run).sql(f"SELECT {ENDLESS}")
 
 
 def test_a_folder_in_which_no_run_can_be_read_is_one_error(run):

@@ -17,7 +17,7 @@ from rstar_lab.analysis import compare, import_messages, inspect, measure, open_
 from rstar_lab.analysis.inspector.inspector import Inspector
 from rstar_lab.cli.command_line import app
 from rstar_lab.common.errors import UserError
-from rstar_lab.exchange.mcp_server import ANSWER_CHARS, SKILL, TOOLS, make_server, remote_tools
+from rstar_lab.exchange.mcp_server import ANSWER_CHARS, SKILL, TOOLS, make_server
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "runs"
@@ -139,12 +139,6 @@ async def test_long_queries_end(monkeypatch):
     server, tables = make_server(GOLDEN), ", ".join(f"trajectories t{i}" for i in range(9))
     assert "ran longer than 0.3 s" in await ask(server, "query", sql=f"SELECT count(*) FROM {tables}")
     assert "ran longer than 0.3 s" in await ask(server, "rollouts", where=f"(SELECT count(*) FROM {tables}) > 0")
-
-
-def test_recipe_keys_do_not_wait_for_a_call(monkeypatch, tmp_path):
-    monkeypatch.setattr("rstar_lab.exchange.tool_process.ToolProcess.call", lambda *_: pytest.fail("it waits"))
-    (key,) = remote_tools(tmp_path)["recipe_keys"]("clip_high")["keys"]
-    assert key["key"] == "rl.method.clip_high"
 
 
 async def test_texts_of_runs_are_bounded_and_visible(tmp_path):

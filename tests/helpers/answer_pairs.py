@@ -215,11 +215,7 @@ def pieces(rng: random.Random) -> Pair:
     greatest = [rf"\max({x},{c})", rf"\max({c},{x})", rf"\frac{{{x}+{c}+|{x}-{c}|}}{{2}}"]
     root = [rf"\sqrt{{{x}^2-{c * c}}}", rf"\sqrt{{({x}-{c})({x}+{c})}}", f"(-{c * c}+{x}^2)^{{1/2}}"]
     logarithm = [rf"\ln({x}-{c})", rf"\ln({d}{x}-{d * c})-\ln {d}", rf"-\ln\frac{{1}}{{{x}-{c}}}"]
-    steps = [
-        rf"\lfloor {n}/{d}\rfloor",
-        rf"\lfloor\frac{{{n}+{d}}}{{{d}}}\rfloor-1",
-        rf"\lceil\frac{{{n}-{d - 1}}}{{{d}}}\rceil",
-    ]
+    steps = [rf"\lfloor {n}/{d}\rfloor", rf"\lfloor\frac{{{n}+{d}}}{{{d}}}\rfloor-1"]
     forms, misses = rng.choice((
         (absolute, (f"{x}-{c}", f"{c}-{x}", f"|{x}+{c}|")), (greatest, (x, str(c), rf"\min({x},{c})")),
         (root, (f"{x}-{c}", rf"\sqrt{{{x}^2+{c * c}}}")), (logarithm, (rf"\ln({c}-{x})", rf"\ln|{x}-{c}|")),
