@@ -41,7 +41,7 @@ def command(*arguments: str, redis: str = "", output: int | None = subprocess.PI
         [sys.executable, "-m", "rstar_lab.cli", "sandbox", *arguments],
         stdout=output, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True,
         # A background job of a shell starts with SIGINT ignored, and its children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=lambda: [signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGHUP)],
     )  # fmt: skip
     try:
         yield process
