@@ -216,12 +216,11 @@ def pieces(rng: random.Random) -> Pair:
     root = [rf"\sqrt{{{x}^2-{c * c}}}", rf"\sqrt{{({x}-{c})({x}+{c})}}", f"(-{c * c}+{x}^2)^{{1/2}}"]
     logarithm = [rf"\ln({x}-{c})", rf"\ln({d}{x}-{d * c})-\ln {d}", rf"-\ln\frac{{1}}{{{x}-{c}}}"]
     steps = [rf"\lfloor {n}/{d}\rfloor", rf"\lfloor\frac{{{n}+{d}}}{{{d}}}\rfloor-1"]
-    forms, misses = rng.choice((
+    return either(rng, *rng.choice((
         (absolute, (f"{x}-{c}", f"{c}-{x}", f"|{x}+{c}|")), (greatest, (x, str(c), rf"\min({x},{c})")),
         (root, (f"{x}-{c}", rf"\sqrt{{{x}^2+{c * c}}}")), (logarithm, (rf"\ln({c}-{x})", rf"\ln|{x}-{c}|")),
         (steps, (rf"\frac{{{n}}}{{{d}}}", rf"\lfloor ({n}-1)/{d}\rfloor", rf"\lceil {n}/{d}\rceil")),
-    ))  # fmt: skip
-    return either(rng, forms, misses)
+    )))  # fmt: skip
 
 
 def letter_case(rng: random.Random) -> Pair:

@@ -12,13 +12,9 @@ RULES = CASES["rules"]
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_equal_answers(rule):
-    assert [pair for pair in RULES[rule]["equal"] if not same_answer(*pair)] == []
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_different_answers(rule):
-    assert [pair for pair in RULES[rule]["different"] if same_answer(*pair)] == []
+@pytest.mark.parametrize("verdict", ["equal", "different"])
+def test_pairs_of_answers(rule, verdict):
+    assert [pair for pair in RULES[rule][verdict] if same_answer(*pair) is not (verdict == "equal")] == []
 
 
 @pytest.mark.parametrize(("text", "answer_format", "answer", "equal"), CASES["where the answer is read"])
@@ -26,20 +22,10 @@ def test_where_the_answer_is_read(text, answer_format, answer, equal):
     assert verify(text, answer, answer_format=answer_format) is equal
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "\\text{ m }$" * 18,
-        "\\text{m m m }" * 15,
-        "5 " + "m " * 99,
-        "5 " + "square " * 28,
-        "½" * 200,
-        "(" * 200,
-        "5\\text{" + "m " * 90,
-        "m " * 40 + "(" + "m " * 40 + ")",
-        "\\begin{vmatrix}" * 13,
-    ],
-)
+@pytest.mark.parametrize("text", (
+    "\\text{ m }$" * 18, "\\text{m m m }" * 15, "5 " + "m " * 99, "5 " + "square " * 28, "½" * 200, "(" * 200,
+    "5\\text{" + "m " * 90, "m " * 40 + "(" + "m " * 40 + ")", "\\begin{vmatrix}" * 13,
+))  # fmt: skip
 def test_hostile_text_does_not_slow_the_reading_of_answers(text):
     started = time.process_time()
     same_answer(text[:200], "5")

@@ -136,7 +136,9 @@ async def test_answers_that_are_compared_as_text_are_counted(rollout):
     for (answer, truth), share in pairs.items():
         rollouts = [replace(rollout, answer=answer, truth=truth)]
         assert rollout_metrics(rollouts)["text_answers"] == share
-    rollouts += [replace(rollout, answer=answer, truth="7") for answer in ("7 (or 8)", "5 m/s " * 330, "8", "9")]
+    rollouts += [
+        replace(rollout, answer=answer, truth="7") for answer in ("7 (or 8)", "(" * 50 + "5" + ")" * 50, "8", "9")
+    ]
     assert rollout_metrics(rollouts)["text_answers"] == 0.5
     assert summarise(step_rows(rollouts, {}, "all")["trajectories"])["text_answers"] == 0.5
 
