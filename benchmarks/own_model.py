@@ -125,18 +125,15 @@ def gain(sums: pd.DataFrame, seeds: tuple[int, ...] = SEEDS) -> Estimate:
 
 
 def table(sums: pd.DataFrame) -> str:
-    """Return pass@1, failed calls and truncation of each stage, and the gain of RL, as Markdown."""
-    lines = ["| | pass@1 | failed calls | cut off |", "|---|---|---|---|"]
+    """Return pass@1 and failed calls of each stage, and the gain of RL, as Markdown."""
+    lines = ["| | pass@1 | failed calls |", "|---|---|---|"]
     for stage, title in STAGES.items():
         own = sums[sums.stage == stage]
         by_problem = own.groupby("problem")[["correct", "samples"]].sum()
         rate = ratio(by_problem.correct.to_numpy(), by_problem.samples.to_numpy(), len(own))
-        total = own[["calls", "errors", "truncated", "samples"]].sum()
+        total = own[["calls", "errors"]].sum()
         value, low, high = (100 * each for each in (rate.value, rate.low, rate.high))
-        lines.append(
-            f"| {title} | {value:.1f}% [{low:.1f}, {high:.1f}] | {total.errors} of {total.calls} | "
-            f"{total.truncated} of {total.samples} |"
-        )
+        lines.append(f"| {title} | {value:.1f}% [{low:.1f}, {high:.1f}] | {total.errors} of {total.calls} |")
     gains = [gain(sums, (seed,)) for seed in SEEDS] + [gain(sums)]
     texts = [
         "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * each for each in (found.value, found.low, found.high)))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from benchmarks import own_model
 from benchmarks.real_demo import errors, gain, held_out_table, percent, points, rate, readme_rows
 from rstar_lab.common.resources import benchmark_file
 
@@ -33,3 +34,8 @@ def test_results_of_the_small_demo_equal_the_recorded_ones():
     assert f"The {steps} RL steps of `make demo`" in readme and f"the {steps} training steps of the demo" in index
     last = curves[(curves.metric == "pass1") & (curves.step > steps - 4)]
     assert abs(last.value.mean() - rate(table[table.model == "rl"]).value) < 0.1
+
+
+def test_results_of_the_own_model_equal_the_recorded_ones():
+    sums = pd.read_csv(benchmark_file("own-model.csv"))
+    assert own_model.table(sums) in own_model.PAGE.read_text() and own_model.gain(sums).low > 0
