@@ -15,7 +15,7 @@ import pandas as pd
 
 from benchmarks.doctor import replace_part
 from rstar_lab.analysis import open_runs
-from rstar_lab.common.estimates import Estimate, Side, paired_difference, ratio
+from rstar_lab.common.estimates import Estimate, Side, mean_interval, paired_difference, ratio
 from rstar_lab.common.resources import benchmark_file
 
 MODEL = "smollm2-135m"
@@ -112,16 +112,14 @@ def recorded(folder: Path) -> pd.DataFrame:
     return frame[["seed", "stage", *(name for name in frame if name not in ("seed", "stage"))]]
 
 
-def gain(sums: pd.DataFrame, seeds: tuple[int, ...] = SEEDS) -> Estimate:
-    """Return pass@1 after RL minus pass@1 after SFT, paired by problem; with several seeds, the interval covers them too."""
+def gain(sums: pd.DataFrame, seed: int) -> Estimate:
+    """Return pass@1 after RL minus pass@1 after SFT for a seed, paired by problem."""
 
     def side(stage: str) -> Side:
-        own = sums[(sums.stage == stage) & sums.seed.isin(seeds)]
-        return Side(
-            *(own.pivot(index="seed", columns="problem", values=key).to_numpy() for key in ("correct", "samples"))
-        )
+        own = sums[(sums.stage == stage) & (sums.seed == seed)]
+        return Side(*(own[[key]].to_numpy().T for key in ("correct", "samples")))
 
-    return paired_difference(side("sft"), side("rl"), len(sums))
+    return paired_difference(side("sft"), side("rl"), len(sums) // len(SEEDS))
 
 
 def table(sums: pd.DataFrame) -> str:
@@ -134,12 +132,13 @@ def table(sums: pd.DataFrame) -> str:
         total = own[["calls", "errors"]].sum()
         value, low, high = (100 * each for each in (rate.value, rate.low, rate.high))
         lines.append(f"| {title} | {value:.1f}% [{low:.1f}, {high:.1f}] | {total.errors} of {total.calls} |")
-    gains = [gain(sums, (seed,)) for seed in SEEDS] + [gain(sums)]
+    gains = [gain(sums, seed) for seed in SEEDS]
+    mean, low, high, _ = mean_interval([found.value for found in gains])  # SFT and RL of a seed belong together
     texts = [
-        "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * each for each in (found.value, found.low, found.high)))
-        for found in gains
+        "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * each for each in parts))
+        for parts in ((mean, low, high), *((found.value, found.low, found.high) for found in gains))
     ]
-    return "\n".join(lines) + f"\n\nRL against SFT: {texts[-1]}; by seed {', '.join(texts[:-1])}.\n\n"
+    return "\n".join(lines) + f"\n\nRL against SFT: {texts[0]}; by seed {', '.join(texts[1:])}.\n\n"
 
 
 def main() -> None:

@@ -38,4 +38,4 @@ def test_results_of_the_small_demo_equal_the_recorded_ones():
 
 def test_results_of_the_own_model_equal_the_recorded_ones():
     sums = pd.read_csv(benchmark_file("own-model.csv"))
-    assert own_model.table(sums) in own_model.PAGE.read_text() and own_model.gain(sums).low > 0
+    assert own_model.table(sums) in own_model.PAGE.read_text() and own_model.gain(sums, 1).low > 0
