@@ -347,7 +347,7 @@ _COUNTS, _STEPS, _PIECES, _REAL_NAMES = (
 
 
 def points(names: frozenset[str], formula: Any = ()) -> Iterator[dict[str, Fraction]]:
-    """Yield values of the names of a formula. A formula in pieces has more, also beside each number in it."""
+    """Yield values of the names of a formula. A piecewise formula, such as `|x-3|`, gets more: on both sides of each number in it."""
     far = any(map(_is_piecewise, nodes(formula))) and not has(formula, "sum", "prod")
     whole = sorted({int(node[1]) for node in nodes(formula) if node[:1] == ("num",)}) if far else ()
     chosen = {}
