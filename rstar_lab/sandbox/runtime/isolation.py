@@ -172,7 +172,7 @@ class Isolation:
             yield "other", os.chdir, (scratch or "/",)
             yield "other", os.environ.update, ({"HOME": scratch, "TMPDIR": scratch},)
         for kind, limit in self._limits(request, uid):
-            yield "", resource.setrlimit, (kind, (limit, limit))
+            yield "other", resource.setrlimit, (kind, (limit, limit))
         yield "", os.setpriority, (os.PRIO_PROCESS, 0, 0 if self.root else 5)
         yield "other", libc.prctl, (kernel.PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         yield "other", libc.prctl, (kernel.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)

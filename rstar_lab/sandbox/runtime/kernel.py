@@ -57,7 +57,6 @@ libc.syscall.restype = ctypes.c_long
 libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
 
-
 # A step that isolates a program: its layer, a function in C, and its arguments. Layer "other": always needed; "": may fail.
 Step = tuple[str, Callable[..., Any], tuple[Any, ...]]
 
@@ -115,11 +114,12 @@ def run_steps(steps: Iterable[Step], report: Callable[[str, Exception], object] 
             if (function(*arguments) or 0) < 0:
                 raise OSError(number := ctypes.get_errno(), os.strerror(number))
         except (OSError, ValueError) as error:  # ValueError: a limit above the hard limit, which then applies
-            if layer and report is None:
+            if not layer or isinstance(error, ValueError):
+                continue
+            if report is None:
                 raise
-            if layer and report:
-                report(layer, error)
-                failed.add(layer)
+            report(layer, error)
+            failed.add(layer)
 
 
 def closing(first: int, last: int = 0x7FFFFFFF) -> Step:
