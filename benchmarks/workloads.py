@@ -90,7 +90,11 @@ def make_policies(
     """Return a factory for each policy, by name."""
 
     def make(name: str) -> DispatchPolicy:
-        predictor = LengthPredictor(regime.max_tokens, mean_tokens=regime.mean_tokens, history=history)
+        predictor = LengthPredictor(regime.max_tokens, mean_tokens=regime.mean_tokens)
+        for problem, lengths in (history or {}).items():
+            for length in lengths:
+                predictor.observe(problem, length)
+            predictor.mean_log(problem)
         return make_policy(name, max_context=regime.max_context, predictor=predictor)
 
     barriers: dict[str, Callable[[], DispatchPolicy]] = {"turn-barrier": TurnBarrier, "static": Static}

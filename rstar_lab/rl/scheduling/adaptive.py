@@ -15,31 +15,31 @@ class Adaptive:
     """Admit as many rollouts to an engine as its KV cache is expected to hold; longest expected first; balance the work.
 
     Admission: the total context of an engine's rollouts is projected forward with their expected remaining tokens. A
-    new rollout is sent to an engine if the maximum of the projection stays below `fill` times the KV cache. Rollouts
+    new rollout is sent to an engine if the maximum of the projection stays below a share of the KV cache. Rollouts
     that wait for a tool count, so that their prefix stays cached. Each expected length is replaced by three equally
     likely lengths (`SPREAD`).
 
-    Order: first `probes` rollouts of each problem, from which the predictor learns; then the problems expected to be longest.
+    Order: first `PROBES` rollouts of each problem, from which the predictor learns; then the problems expected to be longest.
 
     Balance: work is measured in token-steps, the number of context tokens that all remaining decode steps read. A new
     rollout goes to the engine with the least work. A later turn stays with its engine and its cached prefix, unless
-    that engine has more work than another by `margin` times the work of the longest possible rollout.
+    that engine has more work than another by `MARGIN` times the work of the longest possible rollout.
 
-    fill: share of the KV cache. None: chosen from `FILL` at the first dispatch. The first value is used if the longest
-    rollout takes more decode steps than all rollouts together take with full caches (it then decides the makespan and
-    must not be preempted), else the second.
+    The share is chosen from `FILL` at the first dispatch: the first value if the longest rollout takes more decode steps
+    than all rollouts together take with full caches (it then decides the makespan and must not be preempted), else the
+    second.
     """
 
     SPREAD = np.array([0.5, 0.9, 1.6])  # means of the thirds of a lognormal with sigma 0.6, divided by its mean
     FILL = (0.8, 0.9)
+    PROBES = 2
+    MARGIN = 1.5
     TOKEN_WORK = 400  # cost of a token's arithmetic, in units of context tokens read
 
-    def __init__(
-        self, predictor: LengthPredictor, *, fill: float | None = None, probes: int = 2, margin: float = 1.5
-    ) -> None:
+    def __init__(self, predictor: LengthPredictor) -> None:
         self.predictor = predictor
-        self._fill, self.probes = fill, probes
-        self._margin = margin * self._work(0.0, predictor.max_tokens)
+        self._fill = self.FILL[0]
+        self._margin = self.MARGIN * self._work(0.0, predictor.max_tokens)
         self._engine_of: dict[int, int] = {}  # rollout -> engine
         self._next_turns: list[TurnRequest] = []
         self._resumed: deque[TurnRequest] = deque()  # rollouts with tokens but without an engine
@@ -83,8 +83,7 @@ class Adaptive:
             self._loads = [_EngineLoad() for _ in engines]
             self._work_left = [0.0] * len(engines)
             self._open = set(range(len(engines)))
-            if self._fill is None:
-                self._fill = self.FILL[self._steps_at_full_caches(engines) > self.predictor.max_tokens]
+            self._fill = self.FILL[self._steps_at_full_caches(engines) > self.predictor.max_tokens]
         # An engine that restarted has no rollouts, so no finished turn would open it.
         self._open.update(i for i in alive_engines(engines) if not self._loads[i].rollouts)
         sent: Dispatch = []
@@ -116,7 +115,7 @@ class Adaptive:
         return occupied / sum(engines[i].kv_tokens for i in alive_engines(engines))
 
     def _rank(self, problem: str) -> tuple[int, float, str]:
-        probed = min(self._started.get(problem, 0), self.probes)
+        probed = min(self._started.get(problem, 0), self.PROBES)
         return probed, -self.predictor.remaining(problem), problem
 
     def _place_next_turn(self, request: TurnRequest, engines: Sequence[EngineState], sent: Dispatch) -> None:
@@ -157,7 +156,6 @@ class Adaptive:
         """Return whether the projected context stays below the limit with one more rollout. An empty engine admits any
         rollout."""
         load = self._loads[engine]
-        assert self._fill is not None
         limit = self._fill * state.kv_tokens
         rollouts = load.rollouts
         if not rollouts:

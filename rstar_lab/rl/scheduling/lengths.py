@@ -1,7 +1,6 @@
 """Prediction of response lengths from earlier rollouts of the problem, its rollouts in this step, and the tokens so far."""
 
 import math
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 _SQRT2 = math.sqrt(2.0)
@@ -18,29 +17,18 @@ class LengthPredictor:
     tokens is computed from the lognormal truncated at the tokens so far.
 
     max_tokens: maximum response length. mean_tokens: prior mean of the length; None: a quarter of max_tokens.
-    history: response tokens of earlier rollouts by problem, for example of an earlier epoch.
     """
 
     MEMORY = 256  # rollouts: old lengths lose weight, because lengths change as the policy is trained
     SIGMA_PROBLEM, SIGMA_ROLLOUT = 0.55, 0.6  # standard deviations of the log length between and within problems
     PRIOR_ROLLOUTS = 32.0  # weight of the prior mean, in observations
 
-    def __init__(
-        self,
-        max_tokens: int,
-        *,
-        mean_tokens: float | None = None,
-        history: Mapping[str, Iterable[float]] | None = None,
-    ):
+    def __init__(self, max_tokens: int, *, mean_tokens: float | None = None):
         self.max_tokens = max_tokens
         self._shrink = (self.SIGMA_ROLLOUT / self.SIGMA_PROBLEM) ** 2
         prior = math.log(mean_tokens or max_tokens / 4) - 0.5 * (self.SIGMA_PROBLEM**2 + self.SIGMA_ROLLOUT**2)
         self._count, self._total = self.PRIOR_ROLLOUTS, self.PRIOR_ROLLOUTS * prior
         self._problems: dict[str, _ProblemLengths] = {}
-        for problem, lengths in (history or {}).items():
-            for length in lengths:
-                self.observe(problem, length)
-            self.mean_log(problem)
 
     def observe(self, problem: str, tokens: float, rollout: int | None = None) -> None:
         """Record that a rollout of `problem` ended with `tokens` response tokens."""

@@ -109,12 +109,12 @@ class Scheduler:
         max_response_tokens: Longest response. Default: `max_tokens`.
         predictor: Predicts lengths from earlier rollouts. Default: a new one.
         patience_s: How long `admit` waits for a server to return when all have failed.
-        hold_s: How long the first dispatch of a step waits for the other rollouts of the step.
         clock: Counts the time during which servers have turns in flight.
     """
 
     # A preemption costs a prefill of the whole context, so the share falls faster than it rises.
     SHARE_STEP_DOWN, SHARE_STEP_UP, SHARE_MIN = 0.9, 0.01, 0.5
+    HOLD_S = 1.0  # how long the first dispatch of a step waits for the other rollouts of the step
 
     def __init__(
         self,
@@ -124,11 +124,10 @@ class Scheduler:
         max_response_tokens: int | None = None,
         predictor: LengthPredictor | None = None,
         patience_s: float = 300.0,
-        hold_s: float = 1.0,
         clock: BusyClock | None = None,
     ):
         self.policy, self.max_tokens = policy, max_tokens
-        self.patience_s, self.hold_s = patience_s, hold_s
+        self.patience_s = patience_s
         self.predictor = predictor or LengthPredictor(max_response_tokens or max_tokens)
         self.clock = clock or BusyClock()
         self._policy: DispatchPolicy = self._new_policy()
@@ -204,7 +203,7 @@ class Scheduler:
     # Rollouts
 
     def begin_step(self, rollouts: int) -> None:
-        """Start a step: its first dispatch waits for the first turns of `rollouts` rollouts, at most `hold_s`."""
+        """Start a step: its first dispatch waits for the first turns of `rollouts` rollouts, at most `HOLD_S`."""
         if not self._rollouts:
             self.predictor.new_step()
             self._policy = self._new_policy()
@@ -302,7 +301,7 @@ class Scheduler:
         loop = asyncio.get_running_loop()
         if self._expected > 0:
             if self._hold is None:
-                self._hold = loop.call_later(self.hold_s, self._end_hold)
+                self._hold = loop.call_later(self.HOLD_S, self._end_hold)
             return
         self._stop_hold()
         if not self._scheduled:
@@ -351,15 +350,11 @@ class Scheduler:
 
 
 async def poll_metrics(
-    scheduler: Scheduler,
-    sources: Mapping[str, Callable[[], Awaitable[ServerReport]]],
-    *,
-    every_s: float = 1.0,
-    max_failures: int = 3,
+    scheduler: Scheduler, sources: Mapping[str, Callable[[], Awaitable[ServerReport]]], *, every_s: float = 1.0
 ) -> None:
     """Read the metrics of all servers every `every_s` seconds and report them, until cancelled.
 
-    A server whose reads fail `max_failures` times in a row is marked as failed. A failed server whose read succeeds is used
+    A server whose reads fail three times in a row is marked as failed. A failed server whose read succeeds is used
     again; `sources` must fail while a server does not have the current weights.
     """
 
@@ -375,7 +370,7 @@ async def poll_metrics(
                 if not scheduler.is_alive(name):
                     scheduler.server_restarted(name)
                 scheduler.report(name, report)
-            elif (failures := failures + 1) >= max_failures and scheduler.is_alive(name):
+            elif (failures := failures + 1) >= 3 and scheduler.is_alive(name):
                 scheduler.server_failed(name)
             await asyncio.sleep(every_s)
 

@@ -121,8 +121,11 @@ def test_kv_admits_rollouts_that_fit_at_the_maximum_length():
     assert policy.dispatch(states) == [(requests[4], 1)]
 
 
-def adaptive(**options) -> Adaptive:
-    return Adaptive(LengthPredictor(4000, mean_tokens=500, history=options.pop("history", None)), **options)
+def adaptive(history=(), **constants) -> Adaptive:
+    predictor = LengthPredictor(4000, mean_tokens=500)
+    for problem, length in history:
+        predictor.observe(problem, length)
+    return type("Policy", (Adaptive,), constants)(predictor)
 
 
 def test_kv_admits_rollouts_to_an_engine_that_restarted():
@@ -165,17 +168,17 @@ def test_adaptive_runs_as_many_rollouts_as_an_engine_may(limit):
 
 
 def test_adaptive_sends_the_longest_first_after_the_probes():
-    history = {f"p{i}": [200.0 * (i + 1)] * 30 for i in range(10)}
-    policy = adaptive(history=history, probes=0)
+    history = [(f"p{i}", 200.0 * (i + 1)) for i in range(10)] * 30
+    policy = adaptive(history, PROBES=0)
     sent = [r.problem for r in first_turns(40) if r.rollout in submit(policy, first_turns(40), engines(1, 9000))]
     assert sent
     assert set(sent) <= {"p9", "p8", "p7"}
-    probing = adaptive(history=history, probes=1)
+    probing = adaptive(history, PROBES=1)
     assert len({f"p{i // 4}" for i in submit(probing, first_turns(40), engines(1, 9000))}) >= 4
 
 
 def test_adaptive_learns_lengths_from_the_first_rollouts_of_a_problem():
-    policy, states = adaptive(probes=1), engines(1, 100)  # an engine for one rollout at a time
+    policy, states = adaptive(PROBES=1), engines(1, 100)  # an engine for one rollout at a time
     length = {"p0": 50, "p1": 3500, "p2": 400}
     for request in first_turns(12):
         policy.ready(request)
@@ -189,7 +192,7 @@ def test_adaptive_learns_lengths_from_the_first_rollouts_of_a_problem():
 
 
 def test_adaptive_moves_a_turn_only_to_an_engine_with_far_less_work():
-    policy, states = adaptive(margin=0.5), engines(2, 10**9)
+    policy, states = adaptive(MARGIN=0.5), engines(2, 10**9)
     requests = first_turns(40)
     home = submit(policy, requests, states)
     assert Counter(home.values()) == {0: 20, 1: 20}
@@ -216,7 +219,7 @@ def test_an_abandoned_rollout_frees_its_place_and_is_not_observed():
 def test_adaptive_fills_less_if_the_longest_rollout_sets_the_makespan():
     plenty = submit(adaptive(), first_turns(10_000), engines(1, 100_000))
     little = submit(adaptive(), first_turns(600), engines(1, 100_000))
-    full = submit(adaptive(fill=0.9), first_turns(600), engines(1, 100_000))
+    full = submit(adaptive(FILL=(0.9, 0.9)), first_turns(600), engines(1, 100_000))
     assert len(little) < len(full) == len(plenty)
 
 

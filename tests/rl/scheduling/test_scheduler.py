@@ -106,8 +106,9 @@ async def test_admit_fails_when_no_server_returns_in_time():
         await asyncio.wait_for(scheduler.admit("p-0", "p", 50), 2)
 
 
-async def test_first_dispatch_waits_for_all_rollouts_up_to_hold_s():
-    scheduler = make_scheduler("benchmarks.barrier:Static", hold_s=0.2)
+async def test_first_dispatch_waits_for_all_rollouts_for_a_limited_time(monkeypatch):
+    scheduler = make_scheduler("benchmarks.barrier:Static")
+    monkeypatch.setattr(scheduler, "HOLD_S", 0.2)
     scheduler.begin_step(4)
     first = [asyncio.create_task(scheduler.admit(f"p-{i}", "p", 50)) for i in range(2)]
     await asyncio.sleep(0.05)

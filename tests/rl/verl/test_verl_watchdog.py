@@ -29,11 +29,7 @@ def test_the_watchdog_reports_what_a_hung_step_waits_for(tmp_path, operation):
     assert report["workers"][0]["waits"][operation]["traj_id"] == "run-000001-0000-03"
     assert report["workers"][0]["host"]
     assert info["status"] == "failed"
-    assert (
-        f"{operation} on " in info["error"]
-        and "1 rollout waiting" in info["error"]
-        and "run-000001-0000-03" in info["error"]
-    )
+    assert all(words in info["error"] for words in (f"{operation} on ", "1 rollout waiting", "run-000001-0000-03"))
 
 
 def test_the_report_is_written_if_a_worker_does_not_answer(tmp_path):
