@@ -75,7 +75,7 @@ class EngineGroup:
         these weights.
 
         An engine that is lost meanwhile is left out if another one works. A lost server gets the weights when it answers
-        again. If all servers are lost, waits up to their `patience_s` for one of them. Raises EngineError if an engine
+        again. If all servers are lost, waits up to `ServerEngine.PATIENCE_S` for one of them. Raises EngineError if an engine
         that works does not load the weights, UserError if its log-probs differ from the model's or if no engine is left.
         """
         self.loaded_folder = None

@@ -88,24 +88,18 @@ class ServerEngine:
     A request whose connection breaks is sent again after a pause. A server is marked as lost if retries fail, if its
     token counters do not change for `stall_s` while it has requests of this engine, or if it dies or stops answering
     during a weight update. The requests of a lost server raise EngineError, so that the dispatcher sends them to other
-    servers with the same seeds. If all servers of the group are lost, requests wait up to `patience_s` for one of them.
+    servers with the same seeds. If all servers of the group are lost, requests wait up to `PATIENCE_S` for one of them.
     A lost server is polled; it receives the newest weights before it is used again.
 
     deadline_s: time limit of one request. connections: maximum number of open requests. The token of the server is that of the
     environment variable RSTAR_LAB_API_KEY, else of the token file of a server that this user has started.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        stall_s: float = 300.0,
-        deadline_s: float = 3600.0,
-        patience_s: float = 300.0,
-        connections: int = 256,
-    ):
+    PATIENCE_S = 300.0
+
+    def __init__(self, url: str, *, stall_s: float = 300.0, deadline_s: float = 3600.0, connections: int = 256):
         self.url = self.name = url.rstrip("/").removesuffix("/v1")
-        self.stall_s, self.deadline_s, self.patience_s = stall_s, deadline_s, patience_s
+        self.stall_s, self.deadline_s = stall_s, deadline_s
         self.version = 0
         self.lost = self._closed = False
         self.group: Sequence[ServerEngine] = (self,)
@@ -282,8 +276,8 @@ class ServerEngine:
         return any(not other.lost for other in self.group if other is not self)
 
     async def _wait_until_usable(self) -> None:
-        """Return when this server is not lost. Raises EngineError if another server works, or after `patience_s`."""
-        deadline = time.monotonic() + self.patience_s
+        """Return when this server is not lost. Raises EngineError if another server works, or after `PATIENCE_S`."""
+        deadline = time.monotonic() + self.PATIENCE_S
         while self.lost:
             if self._other_server_works() or time.monotonic() > deadline:
                 raise EngineError(f"{self.name} is lost")

@@ -61,7 +61,7 @@ class VllmEngine:
     After the last restart, unfinished and new requests raise EngineError.
 
     gpu: name of the engine's GPU, None on a CPU. stall_s: a busy process that sends nothing for this long counts as
-    hung. Time in which the parent's event loop was blocked does not count. max_restarts: total number of restarts.
+    hung. Time in which the parent's event loop was blocked does not count.
     """
 
     def __init__(
@@ -71,10 +71,9 @@ class VllmEngine:
         env: dict[str, str] | None = None,
         log: Path | None = None,
         stall_s: float = 300.0,
-        max_restarts: int = 3,
         gpu: str | None = None,
     ):
-        self.name, self.log, self.stall_s, self.restarts_left = name, log, stall_s, max_restarts
+        self.name, self.log, self.stall_s, self.restarts_left = name, log, stall_s, 3
         self.env, self.gpu = env or {}, gpu
         self._ids = count()
         self._pending: dict[int, tuple[Request, asyncio.Future[Completion]]] = {}

@@ -102,7 +102,7 @@ async def test_blocked_event_loop_does_not_count_as_a_hang():
 
 async def test_silent_process_is_named_and_killed_after_stall_s(monkeypatch, caplog):
     monkeypatch.setattr(vllm, "NAMED_S", 0.1)
-    async with started({"answer_s": 5.0}, stall_s=0.3, max_restarts=0) as engine:
+    async with started({"answer_s": 5.0, "restarts_left": 0}, stall_s=0.3) as engine:
         process = engine.process
         for request in (  # after the first, later requests and weight updates fail at once, too
             lambda: engine.generate([1], Sampling(1)),
