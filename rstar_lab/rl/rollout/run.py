@@ -143,19 +143,13 @@ async def retry_failed(
     tasks: Sequence[RolloutTask],
     rollouts: Sequence[Trajectory],
     run: Callable[[Sequence[RolloutTask]], Awaitable[Sequence[Trajectory]]],
-    *,
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> tuple[list[Trajectory], int]:
     """Generate failed rollouts once more; return all rollouts, and the number of further attempts.
 
     While tool calls of at least PAUSE_FROM of the rollouts fail, the run pauses, for longer each time, and tries again:
     otherwise a sandbox that is down for an hour would use up the problems. It goes on when the cause is gone.
 
-    Args:
-        tasks: tasks of the rollouts.
-        rollouts: their results.
-        run: generates rollouts.
-        sleep: waits for a number of seconds.
+    tasks: tasks of the rollouts. rollouts: their results. run: generates rollouts.
     """
     found, attempts, attempt, pause_s = [*rollouts], 0, 0, FIRST_PAUSE_S
     while True:
@@ -172,7 +166,7 @@ async def retry_failed(
                 "%d of %d rollouts failed through no fault of the model (%s): paused for %.0f s, then they are tried again",
                 len(failed), len(found), counts, pause_s,
             )  # fmt: skip
-            await sleep(pause_s)
+            await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         attempt += 1
         attempts += len(failed)

@@ -1,7 +1,9 @@
 """Second attempts at rollouts that failed through no fault of the model."""
 
+import asyncio
 import logging
 from dataclasses import replace
+from unittest.mock import AsyncMock
 
 from helpers.trajectories import trajectory
 
@@ -51,20 +53,16 @@ async def test_only_failed_rollouts_are_generated_once_more():
     assert [failure(t) for t in found] == [None, None, "queue_timeout", None, None]
 
 
-async def test_a_run_pauses_while_most_rollouts_fail_and_goes_on_by_itself(caplog):
-    pauses = []
+async def test_a_run_pauses_while_most_rollouts_fail_and_goes_on_by_itself(caplog, monkeypatch):
+    sleep = AsyncMock()
+    monkeypatch.setattr(asyncio, "sleep", sleep)
 
     async def run(again):
-        down = len(pauses) < 3
+        down = sleep.await_count < 3
         return [rollout(task.sample, Outcome.SANDBOX_ERROR if down else Outcome.OK) for task in again]
 
-    async def sleep(seconds):
-        pauses.append(seconds)
-
     with caplog.at_level(logging.WARNING):
-        found, attempts = await retry_failed(
-            tasks(4), [rollout(i, Outcome.SANDBOX_ERROR) for i in range(4)], run, sleep=sleep
-        )
-    assert pauses == [5.0, 10.0, 20.0] and attempts == 16
+        found, attempts = await retry_failed(tasks(4), [rollout(i, Outcome.SANDBOX_ERROR) for i in range(4)], run)
+    assert [call.args[0] for call in sleep.await_args_list] == [5.0, 10.0, 20.0] and attempts == 16
     assert not any(map(failure, found))
     assert "4 of 4 rollouts failed through no fault of the model (4 sandbox_error)" in caplog.text
