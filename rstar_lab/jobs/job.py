@@ -283,10 +283,7 @@ def submit(
     Raises:
         UserError: For an unknown profile, a secret among the overrides, or a failed preflight.
     """
-    chosen, request = _request(
-        recipe, profile, overrides, command=command, runs_dir=runs_dir, name=name, backend=backend, address=address, host=host,
-        preflight=preflight, log=log, job_id=job_id, grid=grid, arguments=arguments,
-    )  # fmt: skip
+    chosen, request = _request(**locals())
     return Job(chosen.submit(request))
 
 

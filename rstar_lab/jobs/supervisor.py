@@ -40,7 +40,8 @@ def supervise(folder: JobFolder, spec: JobSpec) -> int:
     """
     environment = {**os.environ, **spec.environment, JOB_VARIABLE: spec.id, "PYTHONUNBUFFERED": "1"}
     names = load_profile(spec.profile).secrets
-    _adopt_orphans()
+    # Descendants whose parent dies become children of this process, so that they can be found.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.umask(os.umask(0o077) | 0o002)  # no other user may write into the run, whatever the caller's umask is
     stopped, code, echo = False, 1, spec.backend != "local"
     previous = signal.signal(signal.SIGTERM, _raise_stopped)
@@ -83,12 +84,6 @@ def supervise(folder: JobFolder, spec: JobSpec) -> int:
             folder.write("exit.json", {"code": code, "stopped": stopped, "ended": time.time()})
         signal.signal(signal.SIGTERM, previous)
     return code
-
-
-def _adopt_orphans() -> None:
-    """Make this process the parent of descendants whose parent dies, so that they can be found (Linux only)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _start_service(folder: JobFolder, spec: JobSpec, environment: dict[str, str]) -> subprocess.Popen[bytes] | None:

@@ -151,13 +151,14 @@ def test_a_copy_replaces_no_other_run_of_the_same_name(agent, profile, tmp_path,
     assert list_jobs(here) == []
 
 
-def test_the_copying_process_ends_when_the_host_stays_silent():
+def test_the_copying_process_ends_when_the_host_stays_silent(monkeypatch):
     def lost():
         raise ConnectionLost("gone")
 
     lines = []
+    monkeypatch.setattr(mirror, "GIVE_UP_S", 0.05)
     with pytest.raises(ConnectionLost):
-        follow(SimpleNamespace(status=lost), every_s=0.01, give_up_s=0.05, log=lines.append)
+        follow(SimpleNamespace(status=lost), log=lines.append)
     assert lines == ["gone; trying again"]
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from rstar_lab.jobs.job import Job
 
 LOCK = ".mirror.lock"
-EVERY_S = 2.0
+EVERY_S = 2.0  # pause between two pulls
 GIVE_UP_S = 600.0  # without an answer of the host; reading the status of the job starts the copying process again
 # Messages of a host without rsync, and of rsync if a start-up file of the shell there prints text.
 NO_RSYNC = re.compile(r"rsync: (command )?not found|command not found: rsync|unknown command:? '?rsync", re.IGNORECASE)
@@ -222,18 +222,11 @@ def copy_files(agent: Agent, folder: Path, *options: str) -> tuple[int, int]:
     return (int(sent[1]), int(sent[2])) if sent else (0, 0)
 
 
-def follow(
-    job: "Job",
-    *,
-    checkpoints: bool = False,
-    every_s: float = EVERY_S,
-    give_up_s: float = GIVE_UP_S,
-    log: Callable[[str], None] = print,
-) -> None:
+def follow(job: "Job", *, checkpoints: bool = False, log: Callable[[str], None] = print) -> None:
     """Pull the runs of a job until it has ended and everything is copied. A lost connection is opened again.
 
-    checkpoints: as in `pull`. every_s: pause between two pulls. log: called with a line per copied run.
-    Raises ConnectionLost if the host cannot be reached for `give_up_s` seconds.
+    checkpoints: as in `pull`. log: called with a line per copied run.
+    Raises ConnectionLost if the host cannot be reached for GIVE_UP_S.
     """
     known: dict[str, str] = {}
     failure = ""  # what was logged last
@@ -249,12 +242,12 @@ def follow(
             failure, reached = "", time.monotonic()
         except (UserError, OSError) as error:
             lost, is_other_run = isinstance(error, ConnectionLost), isinstance(error, NotACopy)
-            if time.monotonic() - reached > give_up_s if lost else not is_other_run and ended is not False:
+            if time.monotonic() - reached > GIVE_UP_S if lost else not is_other_run and ended is not False:
                 raise  # while the job runs, a full disk here, for example, may be free at the next attempt
             if failure != (new := "lost" if lost else str(error)):
                 log(f"{error}: not copied" if is_other_run else f"{error}; trying again")
             failure = new
-        time.sleep(every_s)
+        time.sleep(EVERY_S)
 
 
 def start_mirror(folder: JobFolder, spec: JobSpec) -> None:
