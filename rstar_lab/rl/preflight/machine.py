@@ -130,10 +130,6 @@ def batches(context: CheckContext) -> str:
     lines = []
     for stage in context.recipe.stages:
         rl = context.recipe.settings(stage)
-        if rl.problems_per_step % rl.mini_batches:
-            raise UserError(
-                f"stages.{stage.name}: problems_per_step {rl.problems_per_step} / mini_batches {rl.mini_batches} is not an integer"
-            )
         mini = rl.problems_per_step // rl.mini_batches * rl.group_size
         if mini % ranks:
             raise UserError(

@@ -155,7 +155,7 @@ def test_sft_is_composed_and_unsupported_keys_fail_until_the_model_exists(recipe
         ({"rll": {}}, {}, "mi300x_8x8", "recipe", "rll"),
         ({}, {}, "mi300x_8x9", "profile", "did you mean 'mi300x_8x8'"),
         ({}, {"rl.problems_per_step": 511}, "mi300x_8x8", "batches", "does not divide among 64 ranks"),
-        ({}, {"rl.mini_batches": 3}, "mi300x_8x8", "batches", "is not an integer"),
+        ({}, {"rl.mini_batches": 3}, "mi300x_8x8", "unread keys", "into 3 equal parts"),
         (
             {"evaluate": SETS | {"max_response_tokens": 700_000}},
             {},
