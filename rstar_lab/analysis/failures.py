@@ -20,13 +20,6 @@ from rstar_lab.analysis.runs import RunsLike, as_runs
 from rstar_lab.runs import RunStoreError
 from rstar_lab.untrusted.text import escaped
 
-KINDS = {
-    "environment error": "the environment or an engine failed",
-    "truncated": "the rollout was truncated by a limit",
-    "no answer": "the rollout ended without an answer",
-    "wrong answer": "the answer was not rewarded",
-    "correct after errors": "the answer was rewarded, after at least one failed call",
-}
 KEYS = ["kind", "outcome", "message"]
 _QUOTED = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"|`[^`\n]*`")
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
@@ -35,10 +28,11 @@ _MOST_IDS = 500  # maximum number of rollouts that a click on a bar lists
 
 
 def failed_rollouts(runs: RunsLike, where: Where = None, *, limit: int | None = None) -> pd.DataFrame:
-    """Return one row per rollout of a kind in KINDS: run_id, step, traj_id, problem_id, reward, kept, kind, outcome, message.
+    """Return one row per rollout of a kind: run_id, step, traj_id, problem_id, reward, kept, kind, outcome, message.
 
-    kind: one of KINDS, the first that applies; other rollouts have no row. outcome, message: those of the last failed
-    call, empty if no call failed.
+    kind: the first that applies: environment error (the environment or an engine failed), truncated (by a limit), no answer, wrong
+    answer (not rewarded), correct after errors (rewarded, after at least one failed call); other rollouts have no row. outcome,
+    message: those of the last failed call, empty if no call failed.
     limit: maximum number of rollouts to read, a fixed sample; default: all.
     """
     rows, columns = [], ["run_id", "step", "traj_id", "problem_id", "reward", "kept"]

@@ -9,7 +9,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -319,8 +319,7 @@ def _write_reply(writer: RunWriter, trajectory: Trajectory) -> None:
 
 
 async def _server(stack: AsyncExitStack, url: str) -> ServerEngine:
-    engine = ServerEngine(url)
-    stack.push_async_callback(engine.aclose)
+    engine = await stack.enter_async_context(aclosing(ServerEngine(url)))
     await engine.start()
     return engine
 
@@ -329,7 +328,6 @@ async def _transformers(stack: AsyncExitStack, folder: Path) -> StreamingEngine:
     from rstar_lab.rl.engines.hf import HfEngine
 
     config = read_json(folder / "config.json", dict)
-    engine = HfEngine()
-    stack.push_async_callback(engine.aclose)
+    engine = await stack.enter_async_context(aclosing(HfEngine()))
     await engine.start(folder, {"dtype": config.get("dtype") or config.get("torch_dtype") or "float32"})
     return engine
