@@ -92,7 +92,7 @@ class RunSession:
         """Return the context of training rollouts with the keys `rl`; None: of evaluation rollouts, of those `in_training` or of
         the others."""
         tools = await self.tools()
-        codec = Codec(tokenizer, tools, self.recipe.rl.prompt_style)
+        codec = Codec(tokenizer, tools, (rl or self.recipe.rl).prompt_style)
         if self._starting is not None:
             (await asyncio.shield(self._starting)).probe = codec.prompt_ids(PROBE)
         if rl is None:

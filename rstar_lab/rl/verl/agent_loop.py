@@ -10,16 +10,16 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.rl.environments.mixture import load_environments, make_environments
+from rstar_lab.common.progress import Reporter
+from rstar_lab.rl.environments.mixture import load_environments
 from rstar_lab.rl.evaluation import evaluation_task
 from rstar_lab.rl.problems import Problem
-from rstar_lab.rl.reward import make_reward
+from rstar_lab.rl.resolved import ResolvedRecipe
 from rstar_lab.rl.rollout.agent_loop import run_rollout
-from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext, RolloutTask
 from rstar_lab.rl.rollout.plan import rollout_task
 from rstar_lab.rl.rollout.run import retry_failed, score_groups
-from rstar_lab.rl.session import make_sandbox, needs_sandbox, program_runner, tool_maker
+from rstar_lab.rl.session import RunSession
 from rstar_lab.rl.trajectory import Trajectory
 from rstar_lab.rl.verl.engine import ScheduledClient, ScheduledEngine
 from rstar_lab.rl.verl.settings import Settings
@@ -102,26 +102,16 @@ class WorkerState:
     @classmethod
     async def open(cls, config: Any, tokenizer: Any) -> "WorkerState":
         settings = Settings.of(config.rstar)
-        keys = settings.rl
-        sandbox = make_sandbox(settings.recipe.sandbox) if needs_sandbox(settings.recipe) else None
-        if sandbox is not None:
-            await sandbox.start()
-
-        async def opened() -> Any:
-            return sandbox
-
-        make_tools, run = tool_maker(settings.recipe, sandbox), program_runner(settings.recipe, opened)
-        tools = make_tools(keys.tools)
-        environments = make_environments(keys, load_environments(keys), make_tools, run)
-        codec = Codec(tokenizer, tools, keys.prompt_style)
-        reward = make_reward(keys.reward, keys.answer, keys.reward_timeout_s, run)
+        # Without problems: the files of evaluation sets may not be on this node.
+        resolved = ResolvedRecipe(settings.recipe, {}, {}, load_environments(settings.recipe.rl))
+        session = RunSession(resolved, Reporter())
         top_p = float(config.actor_rollout_ref.rollout.top_p)  # a key of verl, which no recipe key sets
-        context = replace(RolloutContext.for_training(codec, tools, reward, keys), top_p=top_p)
-        evaluations = {}
-        for kind, section in (("during", settings.recipe.evaluate.in_training()), ("model", settings.recipe.evaluate)):
-            evaluation = RolloutContext.for_evaluation(codec, tools, reward, settings.recipe.rl, section)
-            evaluations[kind] = evaluation.with_environments(environments)
-        return cls(settings, context.with_environments(environments), evaluations, find_writer(settings.run))
+        context = replace(await session.context(tokenizer, settings.rl), top_p=top_p)
+        evaluations = {
+            "during": await session.context(tokenizer, in_training=True),
+            "model": await session.context(tokenizer),
+        }
+        return cls(settings, context, evaluations, find_writer(settings.run))
 
 
 _worker_state: asyncio.Future[WorkerState] | None = None
