@@ -147,11 +147,7 @@ def plot_lengths(runs: RunsLike, where: Where = None) -> Figure:
 
 
 def plot_pass_at_k(
-    runs: RunsLike,
-    ks: Sequence[int] = (1, 2, 4, 8),
-    *,
-    where: Where = None,
-    names: Mapping[str, str] | None = None,
+    runs: RunsLike, ks: Sequence[int] = (1, 2, 4, 8), *, where: Where = None, names: Mapping[str, str] | None = None
 ) -> Figure:
     """Plot pass@k with intervals over problems, one curve per run. names: other names for run ids."""
     frame = pass_at_k(runs, ks, where=where)

@@ -163,11 +163,7 @@ def too_large(max_body: int) -> str:
 
 
 async def refuse(
-    send: Send,
-    status: int,
-    detail: str,
-    headers: Iterable[tuple[bytes, bytes]] = (),
-    receive: Receive | None = None,
+    send: Send, status: int, detail: str, headers: Iterable[tuple[bytes, bytes]] = (), receive: Receive | None = None
 ) -> None:
     """Send an error. receive: also close the connection, after at most LINGER_BYTES and LINGER_S of the rest of the request.
 

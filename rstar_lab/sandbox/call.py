@@ -116,9 +116,7 @@ class OutputDecoder:
         return Output("stdout" if number == 1 else "stderr", self._decoders[number - 1].decode(data))
 
 
-async def stream_output(
-    run: Callable[[OnOutput], Awaitable[CallResult]],
-) -> AsyncGenerator[Output | CallResult, None]:
+async def stream_output(run: Callable[[OnOutput], Awaitable[CallResult]]) -> AsyncGenerator[Output | CallResult, None]:
     """Yield the output of a call while it runs, then its result. The call is cancelled if the generator is closed."""
     decoder = OutputDecoder()
     items: asyncio.Queue[Output | CallResult | None] = asyncio.Queue()

@@ -80,11 +80,7 @@ class LocalSandbox(Sandbox):
     @property
     def gauges(self) -> dict[str, int]:
         """Calls in the queue, workers and live sessions."""
-        return {
-            "queue_depth": self._scheduler.depth,
-            "workers": self.workers,
-            "sessions": len(self._sessions),
-        }
+        return {"queue_depth": self._scheduler.depth, "workers": self.workers, "sessions": len(self._sessions)}
 
     @property
     def missing_layers(self) -> dict[str, str]:

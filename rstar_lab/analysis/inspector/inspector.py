@@ -19,14 +19,7 @@ from rstar_lab.analysis.filters import Where, as_mapping, json_filter, where_sql
 from rstar_lab.analysis.forks import Fork, alternatives_payload, alternatives_table, model_argument, turn_text
 from rstar_lab.analysis.inspector.export import Opened, export_html, export_markdown, listing_html, plain_html
 from rstar_lab.analysis.inspector.link import LinkedFigure, answer_figure, check_links, themed
-from rstar_lab.analysis.inspector.notes import (
-    View,
-    check_view,
-    is_typed,
-    read_views,
-    write_note,
-    write_view,
-)
+from rstar_lab.analysis.inspector.notes import View, check_view, is_typed, read_views, write_note, write_view
 from rstar_lab.analysis.inspector.palette import SCALES, join_modules, widget_css
 from rstar_lab.analysis.inspector.source import Source
 from rstar_lab.analysis.inspector.transcript import CHANNELS, segments, token_values

@@ -16,13 +16,7 @@ from typing import Any
 from rstar_lab.common.errors import UserError
 from rstar_lab.rl.renderers.base import PromptStyle, Render, Renderer, Texts
 from rstar_lab.rl.renderers.paper import ANSWER_REQUEST, TOOLS_INTRO, PaperRenderer, neutralise
-from rstar_lab.tool_calls import (
-    SYNTAXES,
-    Syntax,
-    find_syntax,
-    parse_turn,
-    text_outside_calls,
-)
+from rstar_lab.tool_calls import SYNTAXES, Syntax, find_syntax, parse_turn, text_outside_calls
 from rstar_lab.untrusted.files import read_json
 from rstar_lab.verify import AnswerFormat
 

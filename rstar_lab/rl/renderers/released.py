@@ -81,10 +81,7 @@ def render_tools(tools: Sequence[Mapping[str, Any]]) -> str:
 # From 0xWJ/code-judge, the judge of the release: MAX_STDOUT_ERROR_LENGTH and the line that its time-out handler prints.
 _MAX_STREAM_CHARS = 1000
 _TIMEOUT_LINE = "Suicide from timeout.\n"
-_REASONS = {
-    Outcome.QUEUE_TIMEOUT: "queue_timeout",
-    Outcome.SANDBOX_ERROR: "internal_error",
-}
+_REASONS = {Outcome.QUEUE_TIMEOUT: "queue_timeout", Outcome.SANDBOX_ERROR: "internal_error"}
 
 
 # --- whole conversations: pieces for SFT, and a chat template for servers -----------------------------------------------

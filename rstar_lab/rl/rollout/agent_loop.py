@@ -339,13 +339,7 @@ def check_call(call: ToolCall, tools: Mapping[str, Tool], renderer: Renderer) ->
 
 
 async def execute_call(
-    call: ToolCall,
-    tools: Mapping[str, Tool],
-    renderer: Renderer,
-    *,
-    seed: int,
-    traj_id: str,
-    max_chars: int,
+    call: ToolCall, tools: Mapping[str, Tool], renderer: Renderer, *, seed: int, traj_id: str, max_chars: int
 ) -> ToolResult:
     """Execute one call and return its result, or the error result of an invalid call.
 

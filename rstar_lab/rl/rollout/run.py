@@ -53,11 +53,7 @@ async def run_rollouts(
 
 
 async def stream_rollouts(
-    tasks: Iterable[RolloutTask],
-    context: RolloutContext,
-    *,
-    slots: Slots,
-    max_in_flight: int,
+    tasks: Iterable[RolloutTask], context: RolloutContext, *, slots: Slots, max_in_flight: int
 ) -> AsyncGenerator[Trajectory]:
     """Generate rollouts with at most `max_in_flight` at a time and yield each when it ends.
 

@@ -200,10 +200,7 @@ FAMILIES: dict[str, Family] = {
             draw=_sequence,
             answer=_sequence_term,
             program="x = {a}\nfor _ in range({n} - 1):\n    x = ({b} * x + {c}) % {m}\nx",
-            wrong=(
-                "x = {a}\nfor _ in range({n}):\n    x = ({b} * x + {c}) % {m}\nx",
-                "({a} + {n} * {b} + {c}) % {m}",
-            ),
+            wrong=("x = {a}\nfor _ in range({n}):\n    x = ({b} * x + {c}) % {m}\nx", "({a} + {n} * {b} + {c}) % {m}"),
         ),
         Family(
             name="squares_sum",

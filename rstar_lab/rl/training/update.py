@@ -27,12 +27,7 @@ from rstar_lab.rl.recipe import RlSection
 from rstar_lab.rl.seeds import derive_seed
 from rstar_lab.rl.step import Update
 from rstar_lab.rl.training.data_parallel import SINGLE_RANK, Ranks
-from rstar_lab.rl.training.log_probs import (
-    MicroBatch,
-    micro_batches,
-    token_statistics,
-    worthwhile_width,
-)
+from rstar_lab.rl.training.log_probs import MicroBatch, micro_batches, token_statistics, worthwhile_width
 from rstar_lab.rl.trajectory import Trajectory
 
 if TYPE_CHECKING:

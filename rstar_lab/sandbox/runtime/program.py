@@ -177,11 +177,7 @@ def print_exception(error: BaseException) -> None:
 
 
 def run_cell(
-    code: bytes,
-    namespace: dict,
-    max_bytes: int,
-    report: Callable[[int, bytes | None], None],
-    filename: str = FILENAME,
+    code: bytes, namespace: dict, max_bytes: int, report: Callable[[int, bytes | None], None], filename: str = FILENAME
 ) -> None:
     """Run code; report how it ended (DONE, RAISED, ...) and the repr of its last expression, cut to `max_bytes`.
 

@@ -223,11 +223,7 @@ def run_zygotes(
 
 
 def run_first_zygote(
-    controls: list[socket.socket],
-    missing: isolation.Missing,
-    root: bool,
-    usage: pressure.Pressure | None,
-    scratch: str,
+    controls: list[socket.socket], missing: isolation.Missing, root: bool, usage: pressure.Pressure | None, scratch: str
 ) -> None:
     """Set up the isolation layers, test them once, and become the first zygote."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
