@@ -196,8 +196,7 @@ def run_sft(recipe: Recipe, shape: Architecture, count: int, tokens: int, meter:
             allocate_state(optimizer)
             meter.track(model, optimizer)
         model.train()
-        if bf16:
-            gpu.use_bf16_stream(model)
+        gpu.use_fast_layers(model)
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         own = replace(rows, **_fakes_of(rows))

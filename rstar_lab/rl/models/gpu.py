@@ -33,8 +33,8 @@ def is_gpu(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def use_bf16_stream(model: "PreTrainedModel") -> None:
-    """Keep activations in bf16 wherever autocast computes in bf16. Changes nothing outside of such a context."""
+def use_fast_layers(model: "PreTrainedModel") -> None:
+    """Keep activations in bf16 wherever autocast computes in bf16, and let RMSNorm take fewer passes on a CPU."""
     embeddings = model.get_input_embeddings()
     if getattr(embeddings, "_bf16_stream", False):
         return
@@ -56,7 +56,7 @@ def use_bf16_stream(model: "PreTrainedModel") -> None:
 def bf16_weights(model: nn.Module) -> Iterator[None]:
     """Keep a bf16 copy of the weights of linear layers until the end of the block, in which no weight may change.
 
-    In the block, `backward` adds the gradients of these weights to `.grad` itself. Only with `use_bf16_stream`.
+    In the block, `backward` adds the gradients of these weights to `.grad` itself. Only with `use_fast_layers`.
     """
     layers = [module for module in model.modules() if isinstance(module, _Linear)]
     for layer in layers:
@@ -87,13 +87,36 @@ def _to_bf16(module: nn.Module, arguments: Any, output: Tensor) -> Tensor:
 @cache
 def _with_fused_norm(norm: type[nn.Module]) -> type[nn.Module]:
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
-        if hidden_states.dtype != torch.bfloat16 or not _in_bf16(hidden_states):
-            return norm.forward(self, hidden_states)
         epsilon = self.variance_epsilon if hasattr(self, "variance_epsilon") else self.eps
+        mixed = hidden_states.dtype == torch.bfloat16 and _in_bf16(hidden_states)
+        if hidden_states.device.type == "cpu" and (mixed or hidden_states.dtype == self.weight.dtype == torch.float32):
+            return _CpuNorm.apply(hidden_states, self.weight, epsilon)
+        if not mixed:
+            return norm.forward(self, hidden_states)
         with torch.autocast(hidden_states.device.type, enabled=False):  # autocast would compute and return fp32
             return rms_norm(hidden_states, list(self.weight.shape), self.weight.to(torch.bfloat16), epsilon)
 
     return type(f"Fused{norm.__name__}", (norm,), {"forward": forward})
+
+
+class _CpuNorm(torch.autograd.Function):
+    """RMSNorm in float32. Autograd takes twice as many passes over memory, which limit a CPU."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        wide = x.float()
+        scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
+        context.save_for_backward(x, scale, weight)
+        return (wide * scale).mul_(weight).to(x.dtype)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, scale, weight = context.saved_tensors
+        normed = x * scale
+        product = (gradient * normed).flatten(0, -2)
+        along = torch.mv(product, weight).view(scale.shape).div_(-x.shape[-1])
+        gradient_x = (gradient * weight).addcmul_(normed, along).mul_(scale)
+        return gradient_x.to(x.dtype), product.sum(0), None
 
 
 @cache

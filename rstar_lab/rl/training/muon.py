@@ -1,7 +1,7 @@
 """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon): momentum, made orthogonal by Newton-Schulz.
 
-Equal to `torch.optim.Muon`, but ranks share the work, matrices of one shape are one batch, and the precision is float32 where the hardware has no bf16 (bf16 is
-twenty times slower on a CPU without AVX-512).
+Equal to `torch.optim.Muon`, but ranks share the work, matrices of one shape are one batch, and the precision is float32 where
+the hardware has no bf16 (bf16 is twenty times slower on a CPU without AVX-512).
 """
 
 import math

@@ -139,8 +139,7 @@ def _train(
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     model.train()
     on_cpu, longest = model.device.type == "cpu", max(len(example.ids) for example in examples)
-    if bf16:
-        gpu.use_bf16_stream(model)
+    gpu.use_fast_layers(model)
     common = 0
     if on_cpu:
         with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):

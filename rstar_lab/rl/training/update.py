@@ -205,8 +205,7 @@ def make_optimizer(model: "PreTrainedModel", rl: RlSection) -> torch.optim.AdamW
 def prepare_update(model: "PreTrainedModel", rl: RlSection) -> None:
     """Prepare a model for updates in the precision of `rl`, and compare its log-probs with those of the plain model."""
     device = next(model.parameters()).device
-    if uses_bf16(rl, device):
-        gpu.use_bf16_stream(model)
+    gpu.use_fast_layers(model)
     with autocast(rl, device):
         path = forward_path(model)
         if device.type == "cpu" and torch.is_autocast_enabled("cpu") and path.splits:

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3ForCausalLM
 
 from rstar_lab.common.errors import UserError
-from rstar_lab.rl.models.gpu import use_bf16_stream
+from rstar_lab.rl.models.gpu import use_fast_layers
 from rstar_lab.rl.models.model import build_tiny, has_bf16, load_model, save_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.recipe import SftConfig
@@ -139,7 +139,7 @@ def test_a_common_beginning_is_computed_once_with_equal_gradients(bf16, early):
     wanted = torch.autograd.grad(expected, list(model.parameters()))
     with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         if bf16:
-            use_bf16_stream(model)
+            use_fast_layers(model)
         loss = _loss(model, examples, False, common)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-2 if bf16 else 1e-5)
     for gradient, exact in zip(torch.autograd.grad(loss, list(model.parameters())), wanted, strict=True):
