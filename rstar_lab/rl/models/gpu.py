@@ -90,33 +90,16 @@ def _with_fused_norm(norm: type[nn.Module]) -> type[nn.Module]:
         epsilon = self.variance_epsilon if hasattr(self, "variance_epsilon") else self.eps
         mixed = hidden_states.dtype == torch.bfloat16 and _in_bf16(hidden_states)
         if hidden_states.device.type == "cpu" and (mixed or hidden_states.dtype == self.weight.dtype == torch.float32):
-            return _CpuNorm.apply(hidden_states, self.weight, epsilon)
+            # Fewer passes over memory than transformers' own.
+            wide = hidden_states.float()
+            scale = (torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square() / wide.shape[-1] + epsilon).rsqrt()
+            return (wide * scale * self.weight).to(hidden_states.dtype)
         if not mixed:
             return norm.forward(self, hidden_states)
         with torch.autocast(hidden_states.device.type, enabled=False):  # autocast would compute and return fp32
             return rms_norm(hidden_states, list(self.weight.shape), self.weight.to(torch.bfloat16), epsilon)
 
     return type(f"Fused{norm.__name__}", (norm,), {"forward": forward})
-
-
-class _CpuNorm(torch.autograd.Function):
-    """RMSNorm in float32. Autograd takes twice as many passes over memory, which limit a CPU."""
-
-    @staticmethod
-    def forward(context: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        wide = x.float()
-        scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
-        context.save_for_backward(x, scale, weight)
-        return (wide * scale).mul_(weight).to(x.dtype)
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        x, scale, weight = context.saved_tensors
-        normed = x * scale
-        product = (gradient * normed).flatten(0, -2)
-        along = torch.mv(product, weight).view(scale.shape).div_(-x.shape[-1])
-        gradient_x = (gradient * weight).addcmul_(normed, along).mul_(scale)
-        return gradient_x.to(x.dtype), product.sum(0), None
 
 
 @cache

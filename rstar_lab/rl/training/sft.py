@@ -150,9 +150,7 @@ def _train(
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
-        packs = forward_path(model).packs
-    if config.packing and not packs:
-        config = config.model_copy(update={"packing": False})
+        config = config.model_copy(update={"packing": config.packing and forward_path(model).packs})
     for step, batch in iterate_batches(examples, config, range(len(history) + 1, steps + 1)):
         targets = sum(sum(example.mask) for example in batch)
         loss_sum = torch.zeros((), device=model.device)
