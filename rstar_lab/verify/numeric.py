@@ -346,10 +346,10 @@ _COUNTS, _STEPS, _PIECES, _REAL_NAMES = (
 )
 
 
-def points(names: frozenset[str], formula: Any = ()) -> Iterator[dict[str, Fraction]]:
+def points(names: frozenset[str], formula: Any = None) -> Iterator[dict[str, Fraction]]:
     """Yield values of the names of a formula. A piecewise formula, such as `|x-3|`, gets more: on both sides of each number in it."""
     far = any(map(_is_piecewise, nodes(formula))) and not has(formula, "sum", "prod")
-    whole = sorted({int(node[1]) for node in nodes(formula) if node[:1] == ("num",)}) if far else ()
+    whole = sorted({int(node[1]) for node in nodes(formula) if node[0] == "num"}) if far else ()
     chosen = {}
     for place, name in enumerate(sorted(names)):
         integer = has(formula, *_COUNTS) or (has(formula, *_STEPS) and name not in _REAL_NAMES)
@@ -363,8 +363,8 @@ def points(names: frozenset[str], formula: Any = ()) -> Iterator[dict[str, Fract
 
 def _is_piecewise(node: Formula) -> bool:
     """Return whether a function can have pieces, or no real value in a part of the plane."""
-    power = node[:1] == ("^",) and has(node[2], "/", "sym") and symbols(node[1])
-    return bool(power or (node[:1] == ("call",) and node[1] in _PIECES and symbols(node)))
+    power = node[0] == "^" and has(node[2], "/", "sym") and symbols(node[1])
+    return bool(power or (node[0] == "call" and node[1] in _PIECES and symbols(node)))
 
 
 def _values(one: Any, two: Any) -> Iterator[tuple[Number, Number]]:
