@@ -51,15 +51,10 @@ def words_of(text: str) -> tuple[str, ...]:
 def equal(candidate: str, answer: str) -> bool:
     """Return whether two answers are equal. candidate: the answer to check. answer: the true answer."""
     try:
-        if tokens_of(candidate) == tokens_of(answer):
-            return bool(tokens_of(answer))
-    except Unreadable:
-        return candidate == answer
-    try:
         with comparison():
             return Comparison().answers(read(candidate), read(answer))
     except Unreadable:
-        return words_of(candidate) == words_of(answer)
+        return words_of(candidate) == words_of(answer) != ()
     except (NoValue, NotComputed):  # such as a bound that is 1/0
         return False
 
@@ -123,9 +118,8 @@ class Comparison:
     # --- lists, tuples, matrices
 
     def groups(self, one: Group, two: Group) -> bool:
-        names = named_parts(one), named_parts(two)
-        if any(names):
-            return self.named_values(one, two, *names)
+        if named_parts(one) or named_parts(two):
+            return self.named_values(one, two)
         if one.joined != two.joined and "or" in (one.joined, two.joined) and (_alternatives(one) or _alternatives(two)):
             return False
         if any(is_order(item) for item in (*one.items, *two.items)):
@@ -144,19 +138,16 @@ class Comparison:
         if is_order(other) or other == REALS or (statements and not isinstance(other, Relation)):
             return self.real_sets(group, other)
         if isinstance(other, Relation):
-            names = named_parts(group), named_parts(other)
-            return self.named_values(group, other, *names) if all(names) else self.relation(other, group, not ours)
+            named = named_parts(group) and named_parts(other)
+            return self.named_values(group, other) if named else self.relation(other, group, not ours)
         if isinstance(other, Matrix):
             cells = [cell for row in other.rows for cell in row]
             flat = group.opening in ("(", "") and len(cells) == max(len(other.rows), len(other.rows[0]))
-            named = named_parts(group)
-            items = [named[name] for name in sorted(named, key=_natural)] if named else group.items
-            return flat and len(items) == len(cells) and all(map(self.answers, items, cells))
-        if isinstance(other, tuple | Quantity):
-            if re.fullmatch(r"\d+,\d+", group.text):
-                return isinstance(other, tuple) and self.answers(decimal(group.text.replace(",", ".")), other)
-            if (mixed := _mixed_number(group)) is not None:
-                return self.inner(mixed, other, ours)
+            return flat and self.all_answers(_in_order(group), cells)
+        if re.fullmatch(r"\d+,\d+", group.text):
+            return isinstance(other, tuple) and self.answers(decimal(group.text.replace(",", ".")), other)
+        if (mixed := _mixed_number(group)) is not None:
+            return self.inner(mixed, other, ours)
         alone = group.opening == "{" and len(group.items) == 1 and not isinstance(group.items[0], Nothing)
         return alone and self.inner(group.items[0], other, ours)
 
@@ -167,18 +158,15 @@ class Comparison:
                 kept.append(item)
         return kept
 
-    def named_values(self, one: Any, two: Any, ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    def named_values(self, one: Any, two: Any) -> bool:
         """Compare named values by name, or in the order of the alphabet with values without names."""
+        ours, theirs = named_parts(one), named_parts(two)
         if ours and theirs:
             return ours.keys() == theirs.keys() and all(self.answers(ours[name], theirs[name]) for name in ours)
         bare = two if ours else one
         if bare.opening not in ("", "(") or bare.joined == "or" or any(isinstance(i, Relation) for i in bare.items):
             return False
-        items = [
-            list(bare.items) if not named else [named[n] for n in sorted(named, key=_natural)]
-            for named in (ours, theirs)
-        ]
-        return self.all_answers(*items)
+        return self.all_answers(_in_order(one), _in_order(two))
 
     def matrices(self, one: Matrix, two: Matrix) -> bool:
         return len(one.rows) == len(two.rows) and all(map(self.all_answers, one.rows, two.rows))
@@ -221,40 +209,31 @@ class Comparison:
             return (all(ordered) and self.same_inequality(one, two)) or self.real_sets(one, two)
         if {*one.signs, *two.signs} - {"=", "equiv"}:
             return one.signs == two.signs and self.all_answers(one.sides, two.sides)
-        (our_name, our_value), (their_name, their_value) = name_first(one), name_first(two)
-        if our_name and their_name:
-            if same_name(our_name, their_name):
+        if one.names[0] and two.names[0]:
+            if same_name(one.names[0], two.names[0]):
                 middle = [(side, r.sides[-1]) for r in (one, two) for side in r.sides[1:-1]]
                 if all(self.answers(*pair) for pair in middle):
-                    return self.answers(our_value, their_value)
-            names = symbols(*one.sides)
-            if max(len(one.sides), len(two.sides)) > 2 or len(names) < 2 or names != symbols(*two.sides):
+                    return self.answers(one.sides[-1], two.sides[-1])
+            if max(len(one.sides), len(two.sides)) > 2 or len(symbols(*one.sides)) < 2:
                 return False
         if not len(one.sides) == len(two.sides) == 2 or not all(isinstance(s, tuple) for s in (*one.sides, *two.sides)):
             return self.all_answers(one.sides, two.sides)
-        return self.same_equation(difference(*one.sides), difference(*two.sides))
-
-    def same_equation(self, one: Any, two: Any) -> bool:
-        names = symbols(one)
-        if names != symbols(two) or not names:
-            return False
-        return constant_ratio(one, two) is not None or same_solutions(one, two)
+        ours, theirs = difference(*one.sides), difference(*two.sides)
+        return constant_ratio(ours, theirs) is not None or same_solutions(ours, theirs)
 
     def same_inequality(self, one: Relation, two: Relation) -> bool:
-        if len(one.sides) != len(two.sides):
-            return False
+        """Return whether the sides are equal, or those of one are several names times a positive number apart."""
         flipped = tuple(FLIPPED.get(sign, "?") for sign in two.signs[::-1])
         for sides, signs in ((two.sides, two.signs), (two.sides[::-1], flipped)):
-            if one.signs == signs and self.all_answers(one.sides, sides):
+            if one.signs != signs:
+                continue
+            if self.all_answers(one.sides, sides):
                 return True
-        if len(one.sides) != 2 or len(symbols(*one.sides)) < 2:
-            return False
-        less = [
-            value if value.signs[0] in ("<", "<=", "!=") else replace(value, sides=value.sides[::-1])
-            for value in (one, two)
-        ]
-        ratio = constant_ratio(*(difference(*value.sides) for value in less))
-        return ("=" in one.signs[0]) == ("=" in two.signs[0]) and ratio is not None and bool(ratio > 0)
+            if len(sides) == 2 and len(symbols(*sides)) > 1:
+                ratio = constant_ratio(difference(*one.sides), difference(*sides))
+                if ratio is not None and ratio > 0:
+                    return True
+        return False
 
     def relation(self, relation: Relation, other: Any, ours: bool) -> bool:
         """Compare `name = ... = value` with a value. Every part without a name must equal the value."""
@@ -265,8 +244,6 @@ class Comparison:
             return self.inner(sides[1], other, ours)
         if relation.signs[-1] == "approx":
             return self.approximation(relation, other, ours)
-        if len(sides) == 2 and names[1] and not names[0]:
-            sides, names = sides[::-1], names[::-1]
         if signs not in ({"="}, {"equiv"}) or (not ours and not any(names)):
             return False
         for side in (side for side, name in zip(sides[:-1], names, strict=False) if not name):
@@ -289,8 +266,6 @@ class Comparison:
     # --- numbers with something beside them
 
     def quantities(self, one: Any, two: Any) -> bool:
-        if not isinstance(one, Quantity | tuple) or not isinstance(two, Quantity | tuple):
-            return False
         ours, theirs = (value if isinstance(value, Quantity) else Quantity(value) for value in (one, two))
         if ours.noun != theirs.noun and not (ours.counted and theirs.counted and not (ours.noun and theirs.noun)):
             left_out = theirs.noun and not ours.noun and not theirs.counted and ours.unit is None
@@ -387,21 +362,18 @@ class Comparison:
     def text(self, text: Text, other: Any, ours: bool) -> bool:
         if isinstance(other, Relation):
             return other.signs == ("=",) and self.answers(other.sides[1], text)
-        if len(text.words) != 1:
-            return False
-        letters = list(text.words[0])
+        word = " ".join(text.words)
         if isinstance(other, Group):  # `ABC` is the choices A, B, C
             items = [item[1] if isinstance(item, tuple) and item[0] == "sym" else "?" for item in other.items]
-            return text.words[0].isupper() and letters == sorted(letters) == sorted(items)
-        if not re.fullmatch("[A-Za-z]{2,4}", text.words[0]) or not isinstance(other, tuple):
-            return False
-        return self.answers(product(text.words[0]), other)
+            return word.isupper() and list(word) == sorted(items)
+        letters = isinstance(other, tuple) and re.fullmatch("[A-Za-z]{2,4}", word)
+        return bool(letters) and self.answers(product(word), other)
 
     # (type, rule for two values of the type, rule for one and another value; None: the first rule for both)
     _RULES: tuple[tuple[Any, Callable[..., bool], Any], ...] = (
         (Choice, choices, choice), (Tagged, tagged, tagged_and_plain),
         (Cases, cases, None), (Text, texts, text), (Combined | Builder, real_sets, None), (Group, groups, group),
-        (Nothing, real_sets, None), (Relation, relations, relation), (Quantity, quantities, None), (Matrix, matrices, lambda *_: False),
+        (Nothing, real_sets, None), (Relation, relations, relation), (Matrix, matrices, lambda *_: False), (Quantity, quantities, None),
     )  # fmt: skip
 
 
@@ -417,24 +389,17 @@ def plain_name(name: str) -> str:
     return re.sub(r"[\s{}_]|vec|overline|\^", "", name)
 
 
-def name_first(relation: Relation) -> tuple[str, Any]:
-    """Return (name, value) of `name = value` or `value = name`; the name is "" if there is none."""
-    if not relation.names[0] and len(relation.sides) == 2 and relation.names[1]:
-        return relation.names[1], relation.sides[0]
-    return relation.names[0], relation.sides[-1]
-
-
 def named_parts(value: Any) -> dict[str, Any]:
     """Return the values by name of `x=1, y=2`, `(x,y)=(1,2)` and a system; nothing for other values."""
     pairs: list[tuple[str, Any]] = []
     if isinstance(value, Relation) and value.signs == ("=",):
-        name, side = name_first(value)
+        name, side = value.names[0], value.sides[-1]
         if name.startswith("(") and isinstance(side, Group):
             keys = re.findall(r"[^(),]+", name)
             pairs = list(zip(keys, side.items, strict=True)) if len(keys) == len(side.items) else []
     elif isinstance(value, Group) and value.opening in ("", "{") and value.joined != "or":
         equations = [item for item in value.items if isinstance(item, Relation) and item.signs == ("=",)]
-        pairs = list(map(name_first, equations)) if len(equations) == len(value.items) else []
+        pairs = [(item.names[0], item.sides[-1]) for item in equations] if len(equations) == len(value.items) else []
     found = {plain_name(name): side for name, side in pairs if name}
     return found if len(found) == len(pairs) > 1 else {}
 
@@ -455,14 +420,20 @@ def _function_in_cases(value: Any) -> Cases | None:
     return value if isinstance(value, Cases) else None
 
 
-def _natural(name: str) -> list[Any]:
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.findall(r"\d+|\D", name)]
+def _in_order(value: Any) -> Sequence[Any]:
+    """Return the values of named ones in the order of the alphabet (`x_2` before `x_10`), else the items of a list."""
+
+    def natural(name: str) -> list[Any]:
+        return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.findall(r"\d+|\D", name)]
+
+    named = named_parts(value)
+    return [named[name] for name in sorted(named, key=natural)] if named else value.items
 
 
 def _alternatives(group: Group) -> bool:
     """Return whether `or` between the items of a list differs from `and`: words, labels, different names."""
     labels = (isinstance(item, tuple) and item[0] == "sym" and item[1].isupper() for item in group.items)
-    names = {name_first(item)[0] for item in group.items if isinstance(item, Relation)}
+    names = {item.names[0] for item in group.items if isinstance(item, Relation)}
     return any(isinstance(item, Text) for item in group.items) or any(labels) or len(names) > 1
 
 
@@ -474,5 +445,4 @@ def _mixed_number(group: Group) -> Any:
     whole, fraction = group.items[0], proper(quantity.formula)
     if fraction is None or not isinstance(whole, tuple) or whole[0] != "num" or whole[1].denominator != 1:
         return None
-    total = number(whole[1] + fraction)
-    return total if quantity is not group.items[1] else replace(quantity, formula=total)
+    return replace(quantity, formula=number(whole[1] + fraction))

@@ -230,6 +230,8 @@ def _statement(parser: Parser) -> Any:
     if parser.accept("mod"):
         digits = parser.peek().kind == "number"
         return Tagged("mod", (sides[-1], parser.literal(parser.take()) if digits else parser.argument()))
+    if signs == ["="] and names[1] and not names[0]:  # `42 = x`
+        sides, names = sides[::-1], names[::-1]
     if signs:
         return Relation(tuple(sides), tuple(signs), tuple(names))
     if side is None:
