@@ -77,7 +77,7 @@ def _parts(row: Row) -> tuple[list[Token], list[Token]]:
     place = len(row[0])
     if len(row) == 1:
         place = next((i for i, word in enumerate(words) if word in (*_CONDITIONS, "otherwise")), place)
-    elif any(token.text == "=" for token in row[0]) and not _ORDERS.intersection(words[place:]):
+    elif "=" in words[: place + 1] and not _ORDERS.intersection(words[place:]):
         place = len(tokens)
     condition = [token for token in tokens[place:] if token.text.casefold() not in _CONDITIONS]
     return _stripped(tokens[:place]), _stripped(condition)

@@ -327,9 +327,10 @@ class Comparison:
 
     def tagged_and_plain(self, tagged: Tagged, other: Any, ours: bool) -> bool:
         """Compare a ratio with a fraction, a residue with a number, and the digits of a true answer with those of an integer."""
+        if isinstance(other, Relation):
+            return self.relation(other, tagged, not ours)
         if tagged.kind == "mod":
-            plain = other.sides[-1] if isinstance(other, Relation) else other
-            residue, modulus, value = map(rational, (*tagged.parts, plain))
+            residue, modulus, value = map(rational, (*tagged.parts, other))
             if residue is None or modulus is None or value is None:
                 return False
             return 0 <= value < modulus and residue % modulus == value
