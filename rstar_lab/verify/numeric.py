@@ -218,12 +218,6 @@ def _rounded(name: str, value: Number) -> Number:
     return Fraction(int(getattr(_CONTEXT, name)(value) if _without_noise(value - nearest, value) else nearest))
 
 
-def _remainder(value: Number, modulus: Number) -> Number:
-    if not (isinstance(value, Fraction) and isinstance(modulus, Fraction)) or modulus == 0:
-        raise NotComputed
-    return value % modulus
-
-
 def _logarithm(value: Number, base: Number = None) -> Number:
     if value == 0 or base in (0, 1):
         raise NoValue
@@ -232,18 +226,18 @@ def _logarithm(value: Number, base: Number = None) -> Number:
     return found if base is None else found / _CONTEXT.log(_inexact(base))
 
 
-def _analytic(function: Callable[[Any], Any], value: Number) -> Number:
+def _analytic(function: Callable[..., Any], *values: Number) -> Number:
     spend(FUNCTION_STEPS)
-    argument = _inexact(value)
-    if abs(argument) > 1e9:
+    arguments = list(map(_inexact, values))
+    if max(map(abs, arguments)) > 1e9:
         raise NotComputed
     try:
-        found = function(argument)
+        found = function(*arguments)
     except (ZeroDivisionError, ValueError):
         raise NoValue from None
     if not _without_noise(_CONTEXT.one, found):  # at a pole
         raise NoValue
-    return _without_noise(found, argument)
+    return _without_noise(found, arguments[0])
 
 
 def _counting(exact: Callable[..., int], general: Callable[..., Any] | None, *values: Number) -> Number:
@@ -254,10 +248,7 @@ def _counting(exact: Callable[..., int], general: Callable[..., Any] | None, *va
         return Fraction(exact(*map(int, values)))
     if general is None:
         raise NotComputed
-    try:
-        return general(*map(real, values))
-    except (ValueError, ZeroDivisionError):
-        raise NoValue from None
+    return _analytic(general, *values)
 
 
 def _applied(name: str, *arguments: Number) -> Number:
@@ -330,7 +321,7 @@ _FUNCTIONS: dict[str, Callable[..., Number]] = {
     **{name: partial(_analytic, getattr(_CONTEXT, name)) for name in _ANALYTIC.split()},
     "root": lambda value, degree: _power(value, divide(Fraction(1), degree)),
     "abs": abs, "floor": partial(_rounded, "floor"), "ceil": partial(_rounded, "ceil"),
-    "gcd": partial(_counting, math.gcd, None), "lcm": partial(_counting, math.lcm, None), "mod": _remainder,
+    "gcd": partial(_counting, math.gcd, None), "lcm": partial(_counting, math.lcm, None),
     "max": lambda *values: max(values, key=real), "min": lambda *values: min(values, key=real),
     "log": _logarithm, "ln": _logarithm,
     "factorial": partial(_counting, math.factorial, _CONTEXT.factorial),
@@ -457,12 +448,7 @@ def _same_values(one: Any, two: Any) -> bool:
 
 def _same_numbers(one: Any, two: Any) -> bool:
     left, right = evaluate(one, {}), evaluate(two, {})
-    if close(left, right):
-        return True
-    if one[0] == two[0] == "num" and one[2] and two[2]:
-        shorter, longer = sorted((one, two), key=lambda value: value[2])
-        return bool(shorter[2] < longer[2]) and rounds_to(longer[1], shorter)
-    return rounds_to(right, one) or rounds_to(left, two)
+    return close(left, right) or rounds_to(right, one) or rounds_to(left, two)
 
 
 def _same_at_points(one: Any, two: Any) -> bool:
