@@ -10,7 +10,7 @@ from rstar_lab.verify import units
 from rstar_lab.verify.numeric import NotComputed, NoValue, comparison, constant_ratio, rational, same_formulas
 from rstar_lab.verify.real_sets import FLIPPED, is_order, real_set, set_name
 from rstar_lab.verify.roots import same_solutions
-from rstar_lab.verify.syntax import MAX_WORDS, PUNCTUATION, plain_words, read
+from rstar_lab.verify.syntax import MAX_WORDS, read
 from rstar_lab.verify.tokens import Unreadable, tokens_of
 from rstar_lab.verify.values import (
     Builder,
@@ -42,10 +42,7 @@ _OTHERWISE = (("otherwise",), ("else",))
 
 def words_of(text: str) -> tuple[str, ...]:
     """Return the words and signs of a text that is compared as text."""
-    tokens = tokens_of(text)
-    if all(token.kind == "word" or token.text in PUNCTUATION for token in tokens):
-        return plain_words(tokens)
-    return tuple(token.text for token in tokens if token.text not in (",", "."))
+    return tuple(token.text for token in tokens_of(text) if token.text not in (",", "."))
 
 
 def equal(candidate: str, answer: str) -> bool:

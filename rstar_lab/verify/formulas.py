@@ -220,8 +220,6 @@ class Parser(Cursor):
     def primary(self) -> Any:
         token = self.take()
         if token.kind in ("number", "repeating"):
-            if self.is_sign("_"):
-                raise Unreadable("a base in a formula")
             return self.literal(token)
         readers: dict[str, Callable[[Any], Any]] = {"symbol": self.symbol, "word": self.letters}
         if token.kind in readers:
@@ -254,8 +252,6 @@ class Parser(Cursor):
         if self.is_command("ldots") and "." in text and (periodic := period(text)) is not None:
             self.at += 1
             return number(periodic)
-        if text.isdigit() and len(text) < 4 and self.is_sign(".") and self.peek(1).kind == "number":
-            raise Unreadable("two points")
         value = decimal(text)
         if text.isdigit() and (fraction := self.proper_fraction()) is not None:
             return number(value[1] + fraction)
@@ -530,8 +526,6 @@ class Parser(Cursor):
 
     def set_group(self) -> Any:
         if self.is_command("begin:array", "begin:cases", "begin:matrix"):
-            if any(token.text == r"\}" for token in self.tokens[self.at :]):
-                raise Unreadable("a set of rows")
             return environment(self, self.take().text.removeprefix("begin:"), self.all_of, cases=True)
         if self.accept(r"\}"):
             return Nothing()

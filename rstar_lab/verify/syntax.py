@@ -98,8 +98,6 @@ def whole(parser: Parser) -> Any:
     values, joined = parser.items(parser.at_end)
     if not parser.at_end():
         raise Unreadable(f"unexpected {parser.peek().text}")
-    if len(values) > 1 and all(isinstance(value, Choice) and value.value is None for value in values):
-        values = [("sym", value.letter) for value in values]
     values = [sign for value in _without_domains(values) for sign in plus_minus(value)]
     text = "".join(token.text for token in parser.tokens)
     return Group("", tuple(values), "", joined, text) if len(values) > 1 else values[0]
@@ -110,14 +108,11 @@ def _skip_introduction(parser: Parser) -> None:
         return
     texts = [token.text.casefold() if token.kind == "word" else "" for token in parser.tokens[:5]]
     for words in _INTRODUCTIONS:
-        rest = parser.tokens[len(words) :]
-        if tuple(texts[: len(words)]) == words and rest:
-            formula = rest[0].kind in ("number", "symbol", "command", "repeating")
-            if len(words) > 1 or formula or rest[0].text in ("=", ":", "(", "-", "＄"):
-                parser.at = len(words)
-                while parser.is_sign(":", "="):
-                    parser.at += 1
-                return
+        if tuple(texts[: len(words)]) == words and len(words) < len(parser.tokens):
+            parser.at = len(words)
+            while parser.is_sign(":", "="):
+                parser.at += 1
+            return
 
 
 def _phrase(parser: Parser) -> Any:
@@ -283,12 +278,9 @@ def _quantity(parser: Parser) -> Any:
 
 def _ratio(parser: Parser, first: Any) -> Any:
     parts = [first]
-    clock = first[0] == "num" and first[1] < 25 and parser.is_sign(":") and len(parser.peek(1).text) == 2
     while parser.is_sign(":") or parser.is_word("to"):
         parser.at += 1
         parts.append(parser.expression(SUM + 1))
-    if clock and len(parts) == 2 and parts[1][0] == "num" and parts[1][1] < 60:
-        return Tagged("time", (*(part[1] for part in parts), ""))
     return Tagged("ratio", tuple(parts))
 
 
