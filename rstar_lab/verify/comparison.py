@@ -36,19 +36,12 @@ def canonical_integer(text: str) -> str | None:
     return "-" + digits if match[1] == "-" and digits != "0" else digits
 
 
-def _strip(text: str) -> str:
-    text = text.strip()
-    if len(text) > 2 and text[0] == text[-1] == "$" and "$" not in text[1:-1]:
-        text = text[1:-1].strip()
-    return text[:-1] if text[-1:] == "." and text[-2:-1].isdigit() else text  # the period of a sentence
-
-
 def same_answer(candidate: str, answer: str) -> bool:
     r"""Return whether two answers (without tags and box) are equal, by the rules of docs/evaluation.md.
 
     candidate: the answer to check. answer: the true answer.
     """
-    candidate, answer = _strip(candidate), _strip(answer)
+    candidate, answer = candidate.strip(), answer.strip()
     if answer.startswith(("['", '["')):  # a list of texts
         answer = final_answer(answer)
     if not candidate or not answer:
@@ -86,7 +79,6 @@ def readable(answer: str) -> bool:
 
     False also for what no response can meet: a solution, a placeholder (see `gold.fault_of_answer`).
     """
-    answer = _strip(answer)
     if fault_of_answer(answer) is not None:
         return False
     return len(answer) <= MAX_EXPRESSION and equality.readable(answer)
