@@ -47,20 +47,19 @@ def last_boxed(text: str) -> str | None:
     first = _FIRST_BOX.search(text)
     if first is None:
         return None
-    open_braces: list[int | None] = []  # for each open brace: where the content starts if it belongs to a box
+    open_braces: list[
+        tuple[int, int] | None
+    ] = []  # for each open brace of a box: start of the box, start of its content
     boxes: deque[tuple[int, int, int]] = deque(maxlen=20)  # start of the box, start of its content, end
-    starts: dict[int, int] = {}
     for match in _BRACES.finditer(text, first.start()):
         token = match[0]
         if token == "}":
-            start = open_braces.pop() if open_braces else None
-            if start is not None:
-                boxes.append((starts.pop(start), start, match.start()))
+            if open_braces and (box := open_braces.pop()):
+                boxes.append((*box, match.start()))
         elif token == "{":
             open_braces.append(None)
         elif token.startswith(("\\boxed", "\\fbox", "\\framebox")):
-            open_braces.append(match.end())
-            starts[match.end()] = match.start()
+            open_braces.append((match.start(), match.end()))
     unbraced = deque(_UNBRACED.finditer(text, first.start()), maxlen=20)
     found = sorted([*boxes, *((m.start(), m.start(1), m.end(1)) for m in unbraced)], key=lambda box: box[1])
     filled = [box for box in found if text[box[1] : box[2]].strip()]
