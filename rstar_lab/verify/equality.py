@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from rstar_lab.verify import units
-from rstar_lab.verify.numeric import NotComputed, NoValue, comparison, constant_ratio, rational, same_formulas
+from rstar_lab.verify.numeric import NotComputed, NoValue, comparison, constant_ratio, rational, real, same_formulas
 from rstar_lab.verify.real_sets import FLIPPED, is_order, real_set, set_name
 from rstar_lab.verify.roots import same_solutions
 from rstar_lab.verify.syntax import MAX_WORDS, read
@@ -228,7 +228,7 @@ class Comparison:
                 return True
             if len(sides) == 2 and len(symbols(*sides)) > 1:
                 ratio = constant_ratio(difference(*one.sides), difference(*sides))
-                if ratio is not None and ratio > 0:
+                if ratio is not None and real(ratio) > 0:
                     return True
         return False
 

@@ -410,13 +410,7 @@ def _factors(node: Any) -> list[Any]:
 
 def constant_ratio(one: Any, two: Any) -> Number | None:
     """Return one / two if that is the same number at all points, else None."""
-    ratios = []
-    for above, below in _values(one, two):
-        if below == 0 or above == 0:
-            continue
-        if not (isinstance(above, Fraction) and isinstance(below, Fraction)):
-            above, below = real(above), real(below)
-        ratios.append(above / below)
+    ratios = [divide(above, below) for above, below in _values(one, two) if above != 0 != below]
     return ratios[0] if len(ratios) > MIN_AGREED and all(close(ratio, ratios[0]) for ratio in ratios) else None
 
 

@@ -26,9 +26,7 @@ _SYNONYMS = {other: name for name, others in TABLES["synonyms"].items() for othe
 _SIGN_COMMANDS = frozenset(name for name in TABLES["synonyms"] if not name.isalnum())
 _PLAIN = {name: _SYNONYMS.get(name, name) for name in TABLES["names"]["plain"].split()}
 _BEFORE_BRACKET = frozenset(TABLES["names"]["before_bracket"].split())
-_WITH_ARGUMENT = (
-    _LAYOUT["text"] | _LAYOUT["vectors"] | _LAYOUT["skipped"] | {"mathbb", "mathcal", "boxed", "fbox", "begin", "end"}
-)
+_WITH_ARGUMENT = _LAYOUT["text"] | _LAYOUT["vectors"] | _LAYOUT["skipped"] | {"mathbb", "mathcal", "begin", "end"}
 
 _GROUP = r"(?:\{,\}|,?\\!\s?|\\[,;:\ ]|'|_)"
 _TOKEN = re.compile(
@@ -168,8 +166,6 @@ def _scan(text: str, upright: bool, depth: int) -> list[Token]:
                 space = True
             else:
                 _add_command(value, inner, add, found, depth)
-                if value in ("boxed", "fbox") and inner is not None:
-                    found += _scan(inner, upright, depth + 1)
     return found
 
 
