@@ -389,9 +389,7 @@ class Parser(Cursor):
             return ("^", ("const", "e"), ("*", ("const", "i"), value))
         if isinstance(value, Matrix) and name == "det":
             return determinant(value)
-        found: Any = ("call", name, value) if base is None else ("call", name, value, base)
-        if name == "exp":
-            found = ("^", ("const", "e"), value)
+        found = ("call", name, value) if base is None else ("call", name, value, base)
         return found if exponent is None else ("^", found, exponent)
 
     def function_argument(self) -> Any:

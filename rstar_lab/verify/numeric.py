@@ -323,7 +323,7 @@ _FUNCTIONS: dict[str, Callable[..., Number]] = {
     "abs": abs, "floor": partial(_rounded, "floor"), "ceil": partial(_rounded, "ceil"),
     "gcd": partial(_counting, math.gcd, None), "lcm": partial(_counting, math.lcm, None),
     "max": lambda *values: max(values, key=real), "min": lambda *values: min(values, key=real),
-    "log": _logarithm, "ln": _logarithm,
+    "log": _logarithm, "ln": _logarithm, "exp": partial(_power, _CONSTANTS["e"]),
     "factorial": partial(_counting, math.factorial, _CONTEXT.factorial),
     "factorial2": partial(_counting, lambda n: math.prod(range(n, 0, -2)), _CONTEXT.fac2),
     "binom": partial(_counting, math.comb, _CONTEXT.binomial), "perm": partial(_counting, math.perm, _CONTEXT.ff),

@@ -92,12 +92,8 @@ def is_order(value: Any) -> bool:
 
 def real_set(value: Any) -> RealSet | None:
     """Return a value as a set of real numbers; None if it is none that can be computed."""
-    if isinstance(value, Nothing):
-        return NONE
-    if value == ("sym", "ℝ"):
-        return ALL
-    if value == ("sym", "ℤ"):
-        return INTEGERS
+    if isinstance(value, Nothing | tuple):
+        return {Nothing(): NONE, ("sym", "ℝ"): ALL, ("sym", "ℤ"): INTEGERS}.get(value)
     if isinstance(value, Combined):
         return _joined(list(map(real_set, value.parts)), value.operation)
     if isinstance(value, Builder):
@@ -171,10 +167,9 @@ def _related(value: Relation) -> RealSet | None:
     if value.signs in (("in",), ("notin",)):
         inner = real_set(value.sides[1])
         return inner if value.signs == ("in",) else _joined([ALL, inner], "setminus")
-    if not all(isinstance(side, tuple) for side in value.sides):
-        return None
     name = set_name(value)
-    if not name or not set(value.signs) <= ORDER | {"!=", "="}:
+    formulas = all(isinstance(side, tuple) for side in value.sides)
+    if not name or not formulas or not set(value.signs) <= ORDER | {"!=", "="}:
         return None
     conditions = zip(value.sides, value.signs, value.sides[1:], strict=False)
     return _joined([_condition(*condition, name) for condition in conditions], "cap")
