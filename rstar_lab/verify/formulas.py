@@ -24,6 +24,7 @@ from rstar_lab.verify.values import (
     determinant,
     difference,
     number,
+    operands,
     period,
     plus_minus,
     product,
@@ -429,7 +430,7 @@ class Parser(Cursor):
             return ("lim", body, variable, low)
         if name != "int":
             return (name, variable, low, high, body)
-        *factors, differential, last = ["", "", *_factors(body)]
+        *factors, differential, last = ["", "", *operands(body, "*")]
         if differential != ("sym", "d") or last[0] != "sym":
             raise Unreadable("an integral without a differential")
         body = number(1)
@@ -536,7 +537,3 @@ class Parser(Cursor):
         if len(values) != 1:
             raise Unreadable("several elements")
         return Builder(values[0], (Group("", tuple(conditions), "", "or"),) if joined == "or" else tuple(conditions))
-
-
-def _factors(node: Any) -> list[Any]:
-    return [*_factors(node[1]), *_factors(node[2])] if isinstance(node, tuple) and node[0] == "*" else [node]

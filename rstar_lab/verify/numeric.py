@@ -20,7 +20,7 @@ from typing import Any
 import mpmath
 
 from rstar_lab.verify.units import TABLES
-from rstar_lab.verify.values import Formula, decadic, has, nodes, number, replaced, symbols
+from rstar_lab.verify.values import Formula, decadic, has, nodes, number, operands, replaced, symbols
 
 MAX_STEPS = 100_000  # of a comparison: about 0.5 s
 STEP_BITS = 500  # of an exact number: arithmetic with more takes more steps
@@ -390,7 +390,7 @@ def same_formulas(one: Any, two: Any) -> bool:
     if any(infinite):
         return all(infinite) and one == two
     if _of_matrices(one, two):
-        return _factors(one) == _factors(two)
+        return operands(one, "*") == operands(two, "*")
     if _same_values(one, two):
         return True
     return (has(one, "log") or has(two, "log")) and _same_values(decadic(one), decadic(two))
@@ -400,12 +400,8 @@ def _of_matrices(*products: Any) -> bool:
     """Return whether formulas are products of capital letters one of which is inverted or transposed, as in `A^{-1}B`."""
     if any(has(value, "+", "/") for value in products) or len(names := symbols(*products)) < 2:
         return False
-    factors = [factor for value in products for factor in _factors(value)]
+    factors = [factor for value in products for factor in operands(value, "*")]
     return all(map(str.isupper, names)) and any(factor[0] == "^" and factor[2] in _OF_MATRICES for factor in factors)
-
-
-def _factors(node: Any) -> list[Any]:
-    return [*_factors(node[1]), *_factors(node[2])] if node[0] == "*" else [node]
 
 
 def constant_ratio(one: Any, two: Any) -> Number | None:
@@ -422,15 +418,13 @@ def _same_names(one: Any, two: Any) -> tuple[Any, Any]:
             one, two = (replaced(value, ("sym", name.upper()), ("sym", name)) for value in (one, two))
     if "I" in alone and has(one, "i") != has(two, "i") and has(one, "i") == ("I" in symbols(two)):
         old, new = ("sym", "I"), ("const", "i")
-    elif alone == {"C", "c"} and all({("sym", "C"), ("sym", "c")}.intersection(_terms(value)) for value in (one, two)):
+    elif alone == {"C", "c"} and all(
+        {("sym", "C"), ("sym", "c")}.intersection(operands(value, "+")) for value in (one, two)
+    ):
         old, new = ("sym", "C"), ("sym", "c")
     else:
         return one, two
     return replaced(one, old, new), replaced(two, old, new)
-
-
-def _terms(node: Any) -> list[Any]:
-    return [*_terms(node[1]), *_terms(node[2])] if node[0] == "+" else [node]
 
 
 def _same_values(one: Any, two: Any) -> bool:

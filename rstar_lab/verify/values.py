@@ -125,6 +125,12 @@ def product(letters: str) -> Formula:
     return reduce(lambda left, right: ("*", left, right), names)
 
 
+def operands(node: Any, sign: str) -> list[Any]:
+    """Return the factors of a product (sign `*`) or the terms of a sum (`+`), however they are nested."""
+    inside = isinstance(node, tuple) and node[0] == sign
+    return [operand for side in node[1:] for operand in operands(side, sign)] if inside else [node]
+
+
 def nodes(value: Any) -> Iterator[Formula]:
     """Yield a formula and the formulas in it. Other values have none."""
     left = [value]
