@@ -9,8 +9,8 @@ from rstar_lab.verify.values import Cases, Group, Matrix, Relation, determinant
 Read = Callable[[Sequence[Token]], Any]  # reads tokens as one value
 Row = list[list[Token]]  # its cells
 
-_CONDITIONS = ("if", "when", "for", "where")
-_ORDERS = frozenset(("<", ">", "leq", "geq", "if", "neq"))
+_CONDITIONS = frozenset(("if", "when", "for", "where"))
+_ORDERS = frozenset(("<", ">", "leq", "geq", "neq", "otherwise")) | _CONDITIONS
 _PUNCTUATION = (",", ";", ".")
 
 
@@ -21,7 +21,7 @@ def environment(cursor: Cursor, name: str, read: Read, cases: bool = False) -> A
     """
     rows = _rows(cursor.enclosed("{", "}") if cursor.is_sign("{") else _content(cursor))
     words = {token.text.casefold() for row in rows for cell in row for token in cell}
-    if cases or name in ("cases", "rcases") or (name == "array" and words & (_ORDERS | {"=", "otherwise"})):
+    if cases or name in ("cases", "rcases") or (name == "array" and words & (_ORDERS | {"="})):
         return _cases(rows, read)
     matrix = Matrix(tuple(tuple(read(cell) if cell else ("sym", "") for cell in row) for row in rows))
     return determinant(matrix) if name in ("vmatrix", "Vmatrix") else matrix
@@ -74,10 +74,8 @@ def _parts(row: Row) -> tuple[list[Token], list[Token]]:
     """Return the value and the condition of a row; a row of a system has no condition."""
     tokens = [token for cell in row for token in cell]
     words = [token.text.casefold() for token in tokens]
-    place = len(row[0])
-    if len(row) == 1:
-        place = next((i for i, word in enumerate(words) if word in (*_CONDITIONS, "otherwise")), place)
-    elif "=" in words[: place + 1] and not _ORDERS.intersection(words[place:]):
+    place = next((i for i, word in enumerate(words) if word in _CONDITIONS | {"otherwise"}), len(row[0]))
+    if "=" in words[: place + 1] and not _ORDERS.intersection(words[place:]):
         place = len(tokens)
     condition = [token for token in tokens[place:] if token.text.casefold() not in _CONDITIONS]
     return _stripped(tokens[:place]), _stripped(condition)

@@ -70,8 +70,8 @@ def read(text: str) -> Any:
     if _GROUPED.fullmatch(plain):
         text = plain.replace(" " if " " in plain else ".", "")
     tokens = tokens_of(text)
-    if not tokens or len(tokens) > MAX_TOKENS:
-        raise Unreadable("empty or too long")
+    if len(tokens) > MAX_TOKENS:
+        raise Unreadable("too long")
     return whole(Parser(tokens, item, whole))
 
 
@@ -89,8 +89,6 @@ def whole(parser: Parser) -> Any:
     while parser.is_sign("{") and parser.closing("{", "}") == len(parser.tokens) - 1:
         parser.tokens = parser.tokens[parser.at + 1 : -1]
         parser.at = 0
-    if parser.at_end():
-        raise Unreadable("empty")
     parser.accept("=")
     parser.accept("approx")
     if (found := _phrase(parser)) is not None:
@@ -104,8 +102,6 @@ def whole(parser: Parser) -> Any:
 
 
 def _skip_introduction(parser: Parser) -> None:
-    if parser.peek().kind != "word":
-        return
     texts = [token.text.casefold() if token.kind == "word" else "" for token in parser.tokens[:5]]
     for words in _INTRODUCTIONS:
         if tuple(texts[: len(words)]) == words and len(words) < len(parser.tokens):
@@ -169,8 +165,6 @@ def _choice(parser: Parser) -> Choice | None:
 def _words(parser: Parser) -> Any:
     """Read an item that consists of words; short words with letters or hyphens can be a formula (`ab c`, `xy - z`)."""
     start = end = parser.at
-    if parser.peek().kind not in ("word", "symbol", "sign"):
-        return None
     negative = parser.is_word("minus", "negative")
     parser.at += negative
     if (value := number_in_words(parser)) is not None and parser.item_end(parser.at):
@@ -201,8 +195,6 @@ def _letters(word: str) -> Any:
     """Return the value of a word that stands alone: a product of variables for `xy`, else a text."""
     if len(word) <= 3 and word.islower() and word != "yes" and any(char in "xyz" for char in word):
         return product(word)
-    if word.casefold() == "none":
-        return Nothing()
     labels = len(word) < 3 or (word.isupper() and word[-1] != "S")
     return Text((word,) if labels else plain_words([Token("word", word)]))
 
@@ -229,8 +221,6 @@ def _statement(parser: Parser) -> Any:
         sides, names = sides[::-1], names[::-1]
     if signs:
         return Relation(tuple(sides), tuple(signs), tuple(names))
-    if side is None:
-        raise Unreadable("no formula")
     return side
 
 
