@@ -11,6 +11,9 @@ from rstar_lab.common.errors import UserError
 from rstar_lab.verify import equality
 from rstar_lab.verify.extraction import AnswerFormat, extract_answer
 from rstar_lab.verify.gold import fault_of_answer, final_answer
+from rstar_lab.verify.syntax import MAX_WORDS, read
+from rstar_lab.verify.tokens import Unreadable
+from rstar_lab.verify.values import Group, Text
 
 MAX_EXPRESSION = 2_000  # characters; longer answers are compared as text only
 
@@ -55,7 +58,7 @@ def same_answer(candidate: str, answer: str) -> bool:
         return False
     try:
         return equality.equal(candidate, answer)
-    except Exception:  # such as RecursionError: an answer must not end a training
+    except Exception:  # such as NotComputed, RecursionError: an answer must not end a training
         return False
 
 
@@ -79,9 +82,14 @@ def readable(answer: str) -> bool:
 
     False also for what no response can meet: a solution, a placeholder (see `gold.fault_of_answer`).
     """
-    if fault_of_answer(answer) is not None:
+    if fault_of_answer(answer) is not None or len(answer) > MAX_EXPRESSION:
         return False
-    return len(answer) <= MAX_EXPRESSION and equality.readable(answer)
+    try:
+        value = read(answer)
+    except (Unreadable, RecursionError):
+        return False
+    items = value.items if isinstance(value, Group) else (value,)
+    return all(len(item.words) <= MAX_WORDS for item in items if isinstance(item, Text))
 
 
 def verify_many(pairs: Iterable[tuple[str, str]], *, answer_format: AnswerFormat = "tagged") -> list[bool]:

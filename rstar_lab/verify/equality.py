@@ -7,10 +7,10 @@ from fractions import Fraction
 from typing import Any
 
 from rstar_lab.verify import units
-from rstar_lab.verify.numeric import NotComputed, NoValue, comparison, constant_ratio, rational, real, same_formulas
+from rstar_lab.verify.numeric import NotComputed, comparison, constant_ratio, rational, real, same_formulas
 from rstar_lab.verify.real_sets import FLIPPED, is_order, real_set, set_name
 from rstar_lab.verify.roots import same_solutions
-from rstar_lab.verify.syntax import MAX_WORDS, read
+from rstar_lab.verify.syntax import read
 from rstar_lab.verify.tokens import Unreadable, tokens_of
 from rstar_lab.verify.values import (
     Builder,
@@ -52,18 +52,6 @@ def equal(candidate: str, answer: str) -> bool:
             return Comparison().answers(read(candidate), read(answer))
     except Unreadable:
         return words_of(candidate) == words_of(answer) != ()
-    except (NoValue, NotComputed):  # such as a bound that is 1/0
-        return False
-
-
-def readable(answer: str) -> bool:
-    """Return whether an answer is read as a value, or is a few words."""
-    try:
-        value = read(answer)
-    except (Unreadable, NoValue, RecursionError):
-        return False
-    items = value.items if isinstance(value, Group) else (value,)
-    return all(len(item.words) <= MAX_WORDS for item in items if isinstance(item, Text))
 
 
 class Comparison:
