@@ -25,7 +25,6 @@ from rstar_lab.verify.values import (
     difference,
     number,
     operands,
-    period,
     plus_minus,
     product,
     proper,
@@ -225,8 +224,6 @@ class Parser(Cursor):
         readers: dict[str, Callable[[Any], Any]] = {"symbol": self.symbol, "word": self.letters}
         if token.kind in readers:
             return readers[token.kind](token)
-        if token.kind == "end":
-            raise Unreadable("the answer ends early")
         return self.command(token.text) if token.kind == "command" else self.bracket(token.text)
 
     def argument(self) -> Any:
@@ -245,13 +242,11 @@ class Parser(Cursor):
 
     def literal(self, token: Token) -> Any:
         """Read a number with its groups of digits behind commas or spaces and the proper fraction behind it."""
-        if token.kind == "repeating":
-            return number(repeating(token.text))
         text = re.sub(r"\{,\}|,?\\!\s?|\\[,;: ]|['_]", "", token.text)
         if not self.listed and re.fullmatch(r"\d{1,3}", text):
             text = self.digit_groups(text)
-        if self.is_command("ldots") and "." in text and (periodic := period(text)) is not None:
-            self.at += 1
+        if (token.kind == "repeating" or self.is_command("ldots")) and (periodic := repeating(text)) is not None:
+            self.accept("ldots")
             return number(periodic)
         value = decimal(text)
         if text.isdigit() and (fraction := self.proper_fraction()) is not None:

@@ -19,7 +19,7 @@ Formula = tuple[Any, ...]
 
 DIGIT_GROUP = re.compile(r"\d{3}(?:\.\d+)?")
 MAX_EXPONENT, MAX_DIGITS, MAX_DETERMINANT = 4_000, 2_000, 5
-_REPEATING = re.compile(r"(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*\{?(\d+)\}?|\((\d+)\))")
+_BARRED = re.compile(r"(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*\{?(\d+)\}?|\((\d+)\))")
 _PERIOD = re.compile(r"(\d*)\.(\d*?)(?:(\d{1,6}?)\3{2,}|(\d{2,6})\4)")
 
 
@@ -248,22 +248,16 @@ def decimal(text: str) -> Formula:
     return ("num", value, max(0, len(part) - exponent) if part else 0, significant)
 
 
-def repeating(text: str) -> Fraction:
-    """Return the value of `0.1\\overline{6}` and `0.1(6)`."""
-    match = _REPEATING.fullmatch(text)
-    if match is None or len(text) > 300:
+def repeating(text: str) -> Fraction | None:
+    """Return the value of `0.1\\overline{6}`, `0.1(6)`, and of `0.333` before dots; None if no digits repeat.
+
+    Before dots, the digits at the end repeat at least three times, or twice if they are several.
+    """
+    if len(text) > 300:
         raise Unreadable("a repeating decimal")
-    return _periodic(match[1], match[2], match[3] or match[4])
-
-
-def period(text: str) -> Fraction | None:
-    """Return the value of `0.333...`: the digits at the end repeat at least three times, or twice if they are several."""
-    match = _PERIOD.fullmatch(text)
-    return _periodic(match[1], match[2], match[3] or match[4]) if match else None
-
-
-def _periodic(whole: str, fixed: str, repeated: str) -> Fraction:
+    match = _BARRED.fullmatch(text) or _PERIOD.fullmatch(text)
+    if match is None:
+        return None
+    whole, fixed, repeated = match[1] or 0, match[2], match[3] or match[4]
     scale = 10 ** len(fixed)
-    return (
-        int(whole or 0) + Fraction(int(fixed or 0), scale) + Fraction(int(repeated), scale * (10 ** len(repeated) - 1))
-    )
+    return int(whole) + Fraction(int(fixed or 0), scale) + Fraction(int(repeated), scale * (10 ** len(repeated) - 1))
