@@ -5,9 +5,9 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from rstar_lab.verify import units
-from rstar_lab.verify.tokens import END, Cursor, Token, Unreadable
+from rstar_lab.verify.tokens import END, Cursor, Token
 from rstar_lab.verify.units import Unit
-from rstar_lab.verify.values import Formula, Quantity, number
+from rstar_lab.verify.values import Formula, Quantity, decimal, number
 
 MAX_NOUNS = 4
 MAX_PHRASE = 40  # tokens
@@ -141,12 +141,7 @@ def number_in_words(cursor: Cursor) -> Formula | None:
     if current is None:
         cursor.at = start
         return None
-    spelled = number(total + current)
-    if cursor.is_sign("(") and cursor.peek(1).kind == "number" and cursor.is_sign(")", offset=2):  # `twelve (12)`
-        if cursor.peek(1).text != str(total + current):
-            raise Unreadable("two numbers")
-        cursor.at += 3
-    return spelled
+    return number(total + current)
 
 
 def with_unit(cursor: Cursor, value: Any, unit: Unit | None) -> Any:
@@ -167,9 +162,10 @@ def with_unit(cursor: Cursor, value: Any, unit: Unit | None) -> Any:
             cursor.tokens[cursor.at] = token._replace(text=token.text.removeprefix(name), space=False)
         value = ("*", value, number(units.MULTIPLIERS[name]))
     unit = _percent(cursor) or unit
-    if value[0] == "num" and cursor.is_sign("("):  # `7 (seven)`
+    if value[0] == "num" and cursor.is_sign("("):  # `7 (seven)`, `seven (7)`
         inner = Cursor(cursor.tokens[cursor.at + 1 :])
-        if number_in_words(inner) == value and inner.accept(")"):
+        digits = inner.peek().kind == "number"
+        if (decimal(inner.take().text) if digits else number_in_words(inner)) == value and inner.accept(")"):
             cursor.at += inner.at + 1
             return value
     noun, counted = "", True
