@@ -221,9 +221,8 @@ class Parser(Cursor):
         token = self.take()
         if token.kind in ("number", "repeating"):
             return self.literal(token)
-        readers: dict[str, Callable[[Any], Any]] = {"symbol": self.symbol, "word": self.letters}
-        if token.kind in readers:
-            return readers[token.kind](token)
+        if token.kind in ("symbol", "word"):
+            return self.symbol(token) if token.kind == "symbol" else self.letters(token)
         return self.command(token.text) if token.kind == "command" else self.bracket(token.text)
 
     def argument(self) -> Any:

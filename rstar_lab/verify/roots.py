@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from fractions import Fraction
 from functools import reduce
-from itertools import islice, zip_longest
+from itertools import zip_longest
 
 from rstar_lab.verify.numeric import (
     FUNCTION_STEPS,
@@ -59,7 +59,7 @@ def same_solutions(one: Formula, two: Formula) -> bool:
 def _same_solutions(one: Formula, two: Formula, name: str, others: frozenset[str]) -> bool | None:
     """Return whether the values of one name are the same; None if they are not computed."""
     compared, needed = 0, MIN_AGREED if others else 1
-    for values in islice(points(others), None if others else 1):
+    for values in points(others):
         try:
             ours, theirs = _solutions(one, name, values), _solutions(two, name, values)
         except NoValue:
