@@ -102,6 +102,8 @@ def whole(parser: Parser) -> Any:
 
 
 def _skip_introduction(parser: Parser) -> None:
+    if parser.peek().kind != "word":
+        return
     texts = [token.text.casefold() if token.kind == "word" else "" for token in parser.tokens[:5]]
     for words in _INTRODUCTIONS:
         if tuple(texts[: len(words)]) == words and len(words) < len(parser.tokens):
