@@ -207,7 +207,7 @@ class Comparison:
         return constant_ratio(ours, theirs) is not None or same_solutions(ours, theirs)
 
     def same_inequality(self, one: Relation, two: Relation) -> bool:
-        """Return whether the sides are equal, or those of one are several names times a positive number apart."""
+        """Return whether the sides are equal, or differences of sides with several names have a positive constant ratio."""
         flipped = tuple(FLIPPED.get(sign, "?") for sign in two.signs[::-1])
         for sides, signs in ((two.sides, two.signs), (two.sides[::-1], flipped)):
             if one.signs != signs:
