@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import comm
 from comm.base_comm import BaseComm
 from ipywidgets import Widget
 
@@ -22,11 +21,11 @@ class Pages:
         self.comms: dict[str, PageComm] = {}
 
     def widget_comm(self, **_: Any) -> "PageComm":
-        """Create the connection of a new widget. Replaces `comm.create_comm`."""
+        """Create the connection of a new widget. `Viewer` replaces `comm.create_comm` by it."""
         return PageComm(self)
 
     @contextmanager
-    def connect(self) -> "Iterator[asyncio.Queue[str]]":
+    def connect(self) -> Iterator[asyncio.Queue[str]]:
         """Yield the queue of a page until it is closed."""
         page = asyncio.get_running_loop(), asyncio.Queue[str]()
         self._queues.append(page)
@@ -67,8 +66,3 @@ class PageComm(BaseComm):
 def state_of_page(widget: Widget) -> dict[str, Any]:
     """Return the state of a widget that a page needs to draw it."""
     return {name: value for name, value in widget.get_state().items() if not name.startswith("_") and name != "layout"}
-
-
-def use_pages(pages: Pages) -> None:
-    """Connect the widgets that this process makes from now on to pages instead of a notebook."""
-    comm.create_comm = pages.widget_comm

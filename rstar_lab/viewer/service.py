@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+import logging
 import secrets
 import socket
 import threading
@@ -10,8 +11,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import comm
 import uvicorn
-from ipywidgets import Widget
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
@@ -26,7 +27,7 @@ from rstar_lab.doctor import doctor
 from rstar_lab.runs.errors import READ_ERRORS
 from rstar_lab.untrusted.files import parse_json
 from rstar_lab.untrusted.text import html
-from rstar_lab.viewer.page_comm import Pages, state_of_page, use_pages
+from rstar_lab.viewer.page_comm import Pages, state_of_page
 
 STATIC = Path(__file__).parent / "static"
 MAX_MESSAGE = 2**22
@@ -56,14 +57,9 @@ class Viewer:
         self._logs = runs_dir if (runs_dir / "run.json").exists() else logs
         self._pages = Pages()
         self._lock = threading.RLock()  # of the widgets
-        use_pages(self._pages)
+        comm.create_comm = self._pages.widget_comm  # of all widgets that this process makes from now on
         self._overview: Overview = overview(runs_dir)
         self._root = runs_dir
-
-    def widgets(self) -> dict[str, Widget]:
-        """Return the widget of each tab."""
-        found = {"runs": self._overview.table, "curves": self._overview.figure, "rollouts": self._overview.inspector}
-        return {name: widget for name, widget in found.items() if widget is not None}
 
     def application(self) -> Starlette:
         """Return the web application. Every request needs the token."""
@@ -108,9 +104,11 @@ class Viewer:
 
     async def _models(self, _request: Request) -> Response:
         with self._lock:
+            tabs = {"runs": self._overview.table, "curves": self._overview.figure, "rollouts": self._overview.inspector}
             models = {
                 name: {"id": str(widget.model_id), "state": state_of_page(widget)}
-                for name, widget in self.widgets().items()
+                for name, widget in tabs.items()
+                if widget is not None
             }
         return JSONResponse({"title": str(self._root), "models": models})
 
@@ -179,8 +177,15 @@ class _Guard:
         await self._app(scope, receive, guarded)
 
 
+class _Server(uvicorn.Server):
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Cancel the event streams of open pages. uvicorn logs each of them as an error, which it is not."""
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        await super().shutdown(sockets)
+
+
 def serve(viewer: Viewer, listener: socket.socket) -> None:
     """Serve until the process is interrupted."""
     config = uvicorn.Config(viewer.application(), log_level="warning", timeout_graceful_shutdown=1)
     with suppress(KeyboardInterrupt):  # raised after the end: there is nothing to continue
-        uvicorn.Server(config).run(sockets=[listener])
+        _Server(config).run(sockets=[listener])

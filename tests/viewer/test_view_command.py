@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,18 +37,10 @@ def view(*arguments):
     try:
         address = process.stdout.readline().strip()
         assert address.startswith("http://127.0.0.1:"), process.stderr.read()
-        for _ in range(100):
-            try:
-                httpx.get(address)
-                break
-            except httpx.TransportError:
-                time.sleep(0.1)
         yield address
     finally:
-        process.terminate()
-        assert process.wait(20) is not None
-        process.stdout.close()
-        process.stderr.close()
+        process.terminate()  # while a page is open
+        assert process.communicate(timeout=60)[1] == ""
 
 
 @pytest.fixture(scope="module")
