@@ -173,10 +173,10 @@ class Runs:
         return where_sql(where, table, noted=self.notes)
 
     def notes(self) -> dict[str, dict[str, Any]]:
-        """Return the notes of the inspector: traj_id to {traj_id, note, tags, time}."""
+        """Return the notes of the inspector: traj_id to {traj_id, note, tags, time}. Skips a damaged file with a warning."""
         notes: dict[str, dict[str, Any]] = {}
         for reader in self._views.readers():
-            with self._views.skip_damaged(reader):
+            with self._views.skip_damaged(reader, always=True):
                 notes |= read_notes(reader.run_dir)
         return notes
 

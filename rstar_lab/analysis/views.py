@@ -251,13 +251,13 @@ class Views:
         return list(readers.values())
 
     @contextmanager
-    def skip_damaged(self, reader: RunReader) -> Iterator[None]:
+    def skip_damaged(self, reader: RunReader, *, always: bool = False) -> Iterator[None]:
         """Skip a run whose files are damaged, with a warning, if it is one of several in the folder of runs: one user of a shared folder
-        could otherwise end the queries of all. A run that was opened by its own folder or id raises its error."""
+        could otherwise end the queries of all. A run that was opened by its own folder or id raises its error, unless `always` is set."""
         try:
             yield
         except READ_ERRORS as error:
-            if reader.run_dir in self._given or len(self.readers()) == 1:
+            if not always and (reader.run_dir in self._given or len(self.readers()) == 1):
                 raise
             warnings.warn(f"skipped: {error}", stacklevel=3)
 

@@ -269,11 +269,17 @@ def test_notes_are_stored_in_the_run_folder(folder: Path):
     write_note(folder / "roc", "other", "", [])
 
 
-def test_an_invalid_notes_file_raises_and_is_not_overwritten(tmp_path: Path):
-    (tmp_path / "notes.jsonl").write_text('{"traj_id": "a", "note": "x"}\n{oops\n')
+def test_an_invalid_notes_file_hides_no_run_and_is_not_overwritten(tmp_path: Path):
+    write_run(tmp_path, "roc", steps=1, problems=1)
+    file = tmp_path / "roc" / "notes.jsonl"
+    file.write_text('{"traj_id": "a", "note": "x"}\n{oops\n')
+    for path in (file.parent, tmp_path):
+        with pytest.warns(UserWarning, match=r"skipped: .*notes.jsonl, line 2"):
+            answer, _ = request(inspect(path), "page", offset=0, limit=5, filters={}, scope={}, sort=[])
+        assert answer["result"]["rows"]
     with pytest.raises(UserError, match=r"notes.jsonl, line 2"):
-        write_note(tmp_path, "b", "y", [])
-    assert (tmp_path / "notes.jsonl").read_text().endswith("{oops\n"), "an invalid file must not be overwritten"
+        write_note(file.parent, "b", "y", [])
+    assert file.read_text().endswith("{oops\n"), "an invalid file must not be overwritten"
 
 
 # Saved views
