@@ -142,7 +142,7 @@ async def call(kind):
 
 await asyncio.gather(*(call(kind) for kind in load))
 frame = pd.DataFrame(samples)
-LinkedFigure(px.scatter(frame, x="at_s", y="latency_s", color="kind", symbol="outcome", log_y=True, labels={"at_s": "seconds since the start", "latency_s": "latency (s)"}), None)
+LinkedFigure(px.scatter(frame, x="at_s", y="latency_s", color="kind", symbol="outcome", log_y=True, labels={"at_s": "seconds since the start", "latency_s": "latency (s)"}).update_yaxes(dtick="D2"), None)
 
 # %%
 frame.groupby("kind")[["latency_s", "queue_s", "duration_s"]].quantile([0.5, 0.99]).unstack().round(3)
