@@ -198,8 +198,9 @@ def print_plan(plan: Plan, trainer: str) -> None:
     for heading in ("mode", "GPUs", "batch", "step", "speed", "idle", ""):
         table.add_column(heading, no_wrap=True)
     best, runnable = plan.recommended, plan.runnable
+    chosen = runnable or best
     for row in sorted(plan.rows, key=lambda row: -row.rollouts_per_s):
-        notes = {"recommended": row is best, "does not fit": not row.fits, "not supported": not row.supported}
+        notes = {"recommended": row is chosen, "does not fit": not row.fits, "not supported": not row.supported}
         table.add_row(
             plain(row.label),
             plain(row.gpus),
@@ -208,7 +209,7 @@ def print_plan(plan: Plan, trainer: str) -> None:
             f"{row.over_sync:.2f}x",
             f"{row.idle_generator:.0%}, {row.idle_trainer:.0%}",
             next((note for note, applies in notes.items() if applies), ""),
-            style="bold" if row is best else None,
+            style="bold" if row is chosen else None,
         )
     console = Console(highlight=False)
     console.print(table)
