@@ -144,14 +144,13 @@ class Diagnosis:
 
     def _rest(self) -> str:
         """Return the lines after the findings: what was judged, waste, what was not understood, and what could not be checked."""
-        lines = [f"Judged in {run}: {text}" for run, shares in self.judged.items() if (text := _judged(shares))]
+        judged = self.judged if self.findings or len(self.judged) > 1 else {}  # otherwise the verdict says it
+        lines = [f"Judged in {run}: {text}" for run, shares in judged.items() if (text := _judged(shares))]
         for run, parts in self.waste.items():
             named = ", ".join(f"{name} {value:.0%}" for name, value in parts.items() if value >= 0.005)
             lines.append(f"Tokens that trained nothing in {run}: {named or 'none'}{_cost(self.lost.get(run, {}))}")
         if any(finding.evidence.trajectories for finding in self.findings):
             lines.append("To read the rollouts of a finding in a notebook: doctor(PATH).inspect(1)")
-        if self.silent:
-            lines.append(f"Did not fire: {', '.join(self.silent)}")
         lines += [f"Note on {log.name}: {note}" for log in self.logs for note in log.notes]
         columns = {name: ", ".join(lacking) for name, lacking in self.unchecked.items()}
         left = {"Not checked, because the log does not have these columns": columns, "Not enough data": self.too_few}
