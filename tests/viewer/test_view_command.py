@@ -78,6 +78,9 @@ def test_rollouts_curves_runs_and_the_diagnosis_are_one_click_away(tmp_path, pag
         page.locator(".rl-row[data-index='3']").click()
         opened = page.locator(".rl-detail")
         expect(opened.locator(".rl-seg").first).to_be_visible()
+        expect(page.locator(".rl-instead")).to_have_text("Entropy is not recorded (RoC dropped it).")
+        clipped = "legend => [...legend.children].filter(part => part.scrollWidth > part.clientWidth).map(part => part.textContent)"
+        assert page.locator(".rl-legend").evaluate(clipped) == []
         first = opened.get_attribute("data-traj")
         page.locator(".rl-row[data-index='5']").click()
         expect(opened).not_to_have_attribute("data-traj", first)

@@ -14,7 +14,7 @@ export const channelNames = [
 /** Channel: label of the low end, of the high end, title, colour class of positive values, of negative values. */
 export const legends = {
   entropy: ["low", "high", "Entropy of the next-token distribution, nats", "e", ""],
-  log_prob: ["likely", "unlikely", "−log p of the token under the engine, nats", "l", ""],
+  log_prob: ["likely", "unlikely", "−log p (engine), nats", "l", ""],
   mismatch: ["trainer higher", "engine higher", "Log-probability, engine minus trainer, nats", "dp", "dn"],
   mask: ["tool, template", "model (trained on)", "Loss mask", "m", ""],
   advantage: ["negative", "positive", "Advantage of the trajectory, on its trained tokens", "ap", "an"],

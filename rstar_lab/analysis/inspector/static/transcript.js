@@ -151,9 +151,11 @@ export class Transcript {
     const known = legends[channel];
     if (!values.count) return fill(this.legend, h("span", {}, this.omitted ? "Token values are left out of this page, because the response is long." : "The run did not store the tokens of this rollout."));
     if (!known) return fill(this.legend);
-    const reason = this.kept === false && this.wanted !== "log_prob" ? " (RoC dropped it, so the trainer did not compute it)" : "";
+    const dropped = this.kept === false && this.wanted !== "log_prob";
+    const reason = dropped ? " (RoC dropped it, so the trainer did not compute it)" : "";
     if (off) return fill(this.legend, h("span", {}, `${known[2]}: not recorded for this rollout${reason}.`));
-    const instead = channel === this.wanted ? null : h("span", { class: "rl-instead" }, `${legends[this.wanted][2].split(/,| of /)[0]} is not recorded for this rollout${reason}. Shown instead:`);
+    const missing = `${legends[this.wanted][2].split(/,| of /)[0]} is not recorded`;
+    const instead = channel === this.wanted ? null : h("span", { class: "rl-instead", title: `${missing} for this rollout${reason}.` }, `${missing}${dropped ? " (RoC dropped it)" : ""}.`);
     const [low, high, title, up, down] = known;
     const edges = this.scales[channel];
     const label = (word, sign, last) => (edges ? `${word} ${sign}${show(last)}` : word);
