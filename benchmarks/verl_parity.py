@@ -16,6 +16,7 @@ import yaml
 
 from benchmarks.verl_scripted import ScriptedEngines
 from rstar_lab.common.errors import UserError
+from rstar_lab.hardware.processes import exit_with_parent
 from rstar_lab.rl.environments.mixture import load_environments, make_environments
 from rstar_lab.rl.models.model import build_tiny, load_model, load_tokenizer, save_model
 from rstar_lab.rl.models.tokenizer import train_tokenizer
@@ -120,7 +121,7 @@ async def _train_locally(recipe: Recipe, runs_dir: Path) -> Path:
 
 
 def start_verl(recipe_file: Path, runs_dir: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    """Start verl's trainer on the CPU in its own process session. It writes runs_dir/verl.log."""
+    """Start verl's trainer on the CPU in its own process session. It writes runs_dir/verl.log, and ends with this process."""
     factory = "verl.+actor_rollout_ref.rollout.engine_kwargs.rstar={factory: 'benchmarks.verl_scripted:serve'}"
     command = [
         sys.executable, "-m", "rstar_lab.rl.verl.train", str(recipe_file), "--profile", "laptop",
@@ -131,7 +132,9 @@ def start_verl(recipe_file: Path, runs_dir: Path, *arguments: str) -> subprocess
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"NO_COLOR": "1", "PYTHONPATH": path}
     with (runs_dir / "verl.log").open("ab") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+        return subprocess.Popen(
+            command, stdout=log, stderr=log, env=environment, start_new_session=True, preexec_fn=exit_with_parent
+        )
 
 
 def train_with_verl(recipe_file: Path, runs_dir: Path, *arguments: str, timeout_s: float = 1800) -> Path:
