@@ -100,7 +100,8 @@ table = measure(runs, ["pass1", "response_tokens", "calls", "tool_error_rate", "
 table["shown"] = [f"{row.value:.3g} [{row.low:.3g}, {row.high:.3g}]" for row in table.itertuples()]
 summary = table.pivot(index="run_id", columns="metric", values="shown").loc[shown]
 majority = {result["run"].rsplit("/", 1)[-1]: result.get(f"maj{samples}") for result in results}
-summary[f"maj@{samples}"] = [format_interval(value, ".3g") if (value := majority.get(run)) else "" for run in shown]
+if majority:  # only new evaluations have it
+    summary[f"maj@{samples}"] = [format_interval(value, ".3g") if (value := majority.get(run)) else "" for run in shown]
 summary.rename(index=names).rename_axis("model")
 
 # %% [markdown]
