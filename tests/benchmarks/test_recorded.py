@@ -1,6 +1,7 @@
 """Tests of the conversion of a recorded step to scripted rollouts."""
 
 import pytest
+from helpers.run_rows import call_row
 
 from benchmarks.simulator import ScriptedTurn
 from benchmarks.workloads import recorded_rollouts
@@ -11,26 +12,8 @@ def write(tmp_path, arrays: bool):
     rollout = {"traj_id": "t0", "group_id": "g", "problem_id": "p7", "kept": True}
     trajectory = rollout | {"turns": 2, "calls": 2, "model_tokens": 7, "response_tokens": 10}
     calls = [
-        {
-            "traj_id": "t0",
-            "turn": 0,
-            "index": 0,
-            "tool": "t",
-            "outcome": "ok",
-            "queue_s": 0.5,
-            "run_s": 1.0,
-            "position": 4,
-        },
-        {
-            "traj_id": "t0",
-            "turn": 0,
-            "index": 1,
-            "tool": "t",
-            "outcome": "ok",
-            "queue_s": 0.0,
-            "run_s": 0.25,
-            "position": 5,
-        },
+        call_row("t0", 0, "ok", tool="t", queue_s=0.5, run_s=1.0),
+        call_row("t0", 0, "ok", tool="t", index=1, position=5),
     ]
     transcript = {"traj_id": "t0", "question": "q", "truth": "1", "messages": "[]"}
     if arrays:
