@@ -151,8 +151,7 @@ def _level_rows(run_id: str, step: int, rollouts: list[Row]) -> dict[str, list[R
         ids[traj_id] += 1
         if ids[traj_id] > 1:  # the source's id is that of the problem, for example
             traj_id += f"~{number}"
-        truth = rollout.get("truth")
-        truth = text_or_none(truth[0] if isinstance(truth, list) and len(truth) == 1 else truth)
+        truth = text_or_none(rollout.get("truth"))
         trajectory, calls = _trajectory(rollout, step, number, truth), _calls(messages, rollout.get("outcomes"))
         trajectory["sample"] = samples[trajectory["group_id"]]
         samples[trajectory["group_id"]] += 1
@@ -205,7 +204,7 @@ def content_text(value: Any) -> str:
         return value
     if not isinstance(value, list):
         return json.dumps(value, ensure_ascii=False)
-    parts = [part if isinstance(part, dict) else {"type": "text", "text": str(part)} for part in value]
+    parts = [part if isinstance(part, dict) else {"type": "text", "text": part} for part in value]
     return "".join(map(_part_text, parts))
 
 
@@ -213,7 +212,9 @@ def _part_text(part: Row) -> str:
     if (kind := part.get("type")) in ("reasoning", "thinking"):  # OpenAI's and Anthropic's names
         texts = [part.get(name) for name in (kind, "text", "summary")]
         return reasoning_text(next((text for text in texts if isinstance(text, str) and text), None))
-    return str(part.get("text", part.get("refusal", f"[{part.get('type', 'part')}]")))
+    texts = [part.get(name) for name in ("text", "refusal")]
+    own = next((text for text in texts if text is not None), "" if kind == "text" else f"[{kind or 'part'}]")
+    return str(own.get("value", "") if isinstance(own, dict) else own)  # an object: Assistants API
 
 
 def reasoning_text(text: str | None) -> str:
@@ -222,6 +223,7 @@ def reasoning_text(text: str | None) -> str:
 
 
 def text_or_none(value: Any) -> str | None:
+    value = value[0] if isinstance(value, list) and len(value) == 1 else value
     if value is None or isinstance(value, str):
         return value
     return json.dumps(value) if isinstance(value, dict | list) else str(value)

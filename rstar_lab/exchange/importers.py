@@ -4,7 +4,7 @@ Each function writes a run of kind `import` and returns its folder. Values that 
 metrics that need them are NaN.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,7 @@ def import_verl(source: str | Path, runs_dir: str | Path = "runs", *, run_id: st
             for rollout in converted(row, place, step):
                 yield rollout | {"traj_id": None}
 
-    files = _files(source, "*.jsonl", "no .jsonl files of verl's rollout_data_dir")
-    return write_run(chain.from_iterable(map(rollouts, files)), Path(source), runs_dir, run_id, "verl")
+    return _imported(rollouts, source, ".jsonl", "verl's rollout_data_dir", runs_dir, run_id, "verl")
 
 
 def import_trl(
@@ -75,8 +74,7 @@ def import_trl(
                 "traj_id": None, "reward": sum(known) if known else None, "rewards": {name: row[name] for name in columns}, "truth": truth,
             }  # fmt: skip
 
-    files = _files(source, "*.parquet", "no completions parquet files of TRL")
-    return write_run(chain.from_iterable(map(rollouts, files)), Path(source), runs_dir, run_id, "trl")
+    return _imported(rollouts, source, ".parquet", "completions of TRL", runs_dir, run_id, "trl")
 
 
 def _without_nulls(value: Any) -> Any:
@@ -95,12 +93,11 @@ def import_messages(source: str | Path, runs_dir: str | Path = "runs", *, run_id
 
     def rollouts(file: Path) -> Iterator[Row]:
         for place, row in json_lines(file):
-            step = step_number(row.get("step", 0), place, "step")
+            step = step_number(first(row, "step") or 0, place, "step")
             for rollout in converted({"messages": None} | row, place, step):
                 yield rollout | {"traj_id": row.get("id")}
 
-    files = _files(source, "*.jsonl", "no .jsonl files of messages")
-    return write_run(chain.from_iterable(map(rollouts, files)), Path(source), runs_dir, run_id, "messages")
+    return _imported(rollouts, source, ".jsonl", "messages", runs_dir, run_id, "messages")
 
 
 # inspect_ai's error types; every other error is an exception of the model's code.
@@ -189,10 +186,11 @@ def _chosen(file: Path, names: list[str], given: str | None, argument: str) -> s
     return given or names[0]
 
 
-def _files(source: str | Path, pattern: str, missing: str) -> list[Path]:
-    """Return a file, or the files of a folder that match the pattern."""
+def _imported(rollouts: Callable[[Path], Iterator[Row]], source: str | Path, end: str, of: str, *where: Any) -> Path:
+    """Write the rollouts of a file, or of the files of a folder whose names have this end, packed or not. where: as for `write_run`."""
     path = Path(source)
-    files = sorted(path.glob(pattern), key=lambda file: (number_in_name(file), file.name)) if path.is_dir() else [path]
+    found = [*path.glob(f"*{end}"), *path.glob(f"*{end}.gz")] if path.is_dir() else [path]
+    files = sorted(found, key=lambda file: (number_in_name(file), file.name))
     if not files or not files[0].exists():
-        raise UserError(f"{path}: {missing} found")
-    return files
+        raise UserError(f"{path}: no {end} files of {of} found")
+    return write_run(chain.from_iterable(map(rollouts, files)), path, *where)

@@ -99,7 +99,7 @@ def _conversation(row: Row, place: str) -> Row:
     return {
         "problem_id": row.get("problem_id"),
         "question": next((message["content"] for message in messages if message["role"] == "user"), None),
-        "messages": messages, "reward": number_or_none(row.get("reward", row.get("score")), place, "reward"),
+        "messages": messages, "reward": number_or_none(first(row, ("reward", "score")), place, "reward"),
         "answer": row.get("answer"), "truth": first(row, ("truth", *(name for name in COLUMNS["truth"] if name != "answer"))),
         "calls": max(made, len(outcomes)),  # a conversation can end with a call
         "outcomes": outcomes if valid and made <= len(outcomes) else None,
@@ -254,12 +254,13 @@ def openai_messages(sources: list[Any], place: str) -> list[Row]:
     if any(not isinstance(at(source, "role"), str) for source in sources):
         raise UserError(f"{place}: a message has no role")
     for source in (part for message in sources for part in _without_tool_parts(message)):
-        role = _ROLES.get(source["role"], source["role"])
+        role = _ROLES.get(source["role"].lower(), source["role"].lower())
         reasoning = next((text for key in _REASONING if (text := _reasoning(source.get(key)))), None)
         refusal = source["refusal"] if isinstance(source.get("refusal"), str) else ""
         content = reasoning_text(reasoning) + content_text(source.get("content")) + refusal
         single = [{"function": source["function_call"]}] if source.get("function_call") else []
-        for call in _json_or_text(source.get("tool_calls") or single):
+        calls = _json_or_text(source.get("tool_calls") or single)
+        for call in calls if isinstance(calls, list) else [calls]:
             function = (call.get("function") or call.get("custom") or call) if isinstance(call, dict) else None
             if not isinstance(function, dict):
                 raise UserError(f"{place}: a tool call is not an object")

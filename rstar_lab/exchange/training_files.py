@@ -149,14 +149,12 @@ def export_sft(
         seen: set[bytes] = set()
         for rollout in context.clean(_read_rollouts(runs, where, exported)):
             row = context.tokens(rollout) if tokens else context.messages(rollout)
-            if row is None:
-                continue
             digest = hashlib.sha256(json.dumps(row).encode()).digest()
-            if digest in seen:
+            if row is not None and digest in seen:
                 exported.left_out["duplicate"] += 1
-                continue
-            seen.add(digest)
-            yield row | context.provenance(rollout)
+            elif row is not None:
+                seen.add(digest)
+                yield row | context.provenance(rollout)
 
     return _write(rows(), exported, where, "exact tokens" if tokens else "messages with tools", context)
 

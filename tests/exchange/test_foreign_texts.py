@@ -1,10 +1,12 @@
 """Imports keep what a log contains, and searches find it: text of all scripts, parts of messages, numbers, groups."""
 
+import gzip
 import json
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from helpers.cases import read_cases
 
 from rstar_lab.analysis import import_messages, import_trl, import_verl, inspect, open_runs
 from rstar_lab.common.errors import UserError
@@ -52,22 +54,24 @@ def test_own_runs_are_searched_in_any_case(tmp_path):
     assert len(inspect(runs).source.search("grösse", "TRUE")["hits"]) == 1
 
 
-DETAILS = [{"type": "reasoning.text", "text": "think 1"}, {"type": "reasoning.summary", "summary": "think 2"}]
-SHELL = {"type": "custom", "id": "1", "custom": {"name": "shell", "input": "ls -l"}}
-PARTS = [
-    ({"reasoning_details": DETAILS}, "think 1\nthink 2"), ({"thinking": "think"}, "<think>\nthink"),
-    ({"thinking_blocks": [{"type": "thinking", "thinking": "think", "signature": "x"}]}, "think"),
-    ({"reasoning_content": "think", "thinking": "other"}, "think"), ({"refusal": "I cannot."}, "I cannot."),
-    ({"tool_calls": [SHELL]}, '{"name": "shell", "arguments": "ls -l"}'),
-    ({"tool_calls": [{"function": {"name": "f", "arguments": '{"a": null}'}}]}, '"arguments": {"a": null}'),
-    ({"tool_calls": [{"function": {"name": "f", "arguments": {"a": None}}}]}, '"arguments": {"a": null}'),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("parts, text", PARTS)
+@pytest.mark.parametrize("parts, text", read_cases(__file__, "messages.yaml")["parts"])
 def test_no_part_of_a_message_is_dropped(parts, text):
     (message,) = openai_messages([{"role": "assistant", "content": None, **parts}], "line 1")
-    assert text in message["content"]
+    assert text in message["content"] and "None" not in message["content"] and message["role"] == "assistant"
+
+
+def test_a_null_beside_a_value_and_a_packed_file_of_a_folder_are_read(tmp_path):
+    row = {
+        "messages": [{"role": "user", "content": "q"}],
+        "step": None,
+        "global_step": 4,
+        "reward": None,
+        "score": 1,
+        "answer": ["4"],
+    }
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(json.dumps(row).encode()))
+    frame = open_runs(import_messages(tmp_path, tmp_path / "runs", run_id="m")).trajectories()
+    assert frame[["step", "reward", "answer"]].values.tolist() == [[4, 1.0, "4"]]
 
 
 def test_nulls_that_parquet_adds_to_arguments_are_dropped(tmp_path):
