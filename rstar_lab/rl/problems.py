@@ -129,7 +129,9 @@ def read_problem(
         raise ProblemError(f"{where}: expected an object with named fields, got {type(row).__name__}")
     if "question" not in row and not fields.keys() & VERL_FIELDS and _look_up(row, VERL_FIELDS["answer"]) is not None:
         fields = {**fields, **VERL_FIELDS}
-    with reading(where, error=ProblemError):
+    if isinstance(row, dict) and None in row:
+        raise ProblemError(f"{where}: it has more values than the header has names; quote a text that contains a comma")
+    with reading(where, error=ProblemError), long_integers():
         found = {ours: _plain(_look_up(row, fields.get(ours, ours)), ours, ours in fields) for ours in FIELDS}
     has_tests = isinstance(found["info"], Mapping) and bool(found["info"].get("tests"))
     answers = answers and not has_tests and not found["environment"]
@@ -138,9 +140,7 @@ def read_problem(
         theirs = fields.get(ours, ours)
         if isinstance(value, float) and math.isinf(value):
             raise ProblemError(f"{where}, field {theirs!r}: {value} is not a finite number")
-        if isinstance(value, str) and not value.strip():
-            value = ""
-        if value is None or value == "":
+        if value is None or (isinstance(value, str) and not value.strip()):
             if ours == "question" or (answers if ours == "answer" else ours in fields):
                 raise ProblemError(
                     f"{where}, field {theirs!r}: {'missing' if value is None else 'empty'}; the row has "

@@ -133,6 +133,14 @@ def test_a_number_of_thousands_of_digits_is_read_and_written(tmp_path):
             assert str(load_problems(tmp_path / f"q.{suffix}")[0].info["n"]) == BIG
 
 
+def test_values_that_are_too_long_or_too_many_are_no_other_answer(tmp_path):
+    (tmp_path / "p.jsonl").write_text(f'{{"question": "q", "answer": {"7" * 5000}}}')
+    assert load_problems(tmp_path / "p.jsonl")[0].answer == "7" * 5000
+    (tmp_path / "p.csv").write_text("question,answer\nWhat, then, is it?,2\n")
+    with pytest.raises(ProblemError, match="row 1: it has more values than the header"):
+        load_problems(tmp_path / "p.csv")
+
+
 def test_a_csv_field_of_a_megabyte(tmp_path):
     path = tmp_path / "p.csv"
     path.write_text("question,answer,info\nq,1," + "x" * 1_000_000)

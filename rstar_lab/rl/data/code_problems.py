@@ -92,13 +92,9 @@ def codeforces(row: Row) -> dict[str, Any]:
     examples = _cases(row.get("examples"))
     titles = {"description": "", "input_format": "Input:\n", "output_format": "Output:\n", "note": "Note:\n"}
     parts = [f"{title}{str(row[name]).strip()}" for name, title in titles.items() if row.get(name)]
-    parts += [
-        f"Example input:\n{_text(case.get('input'))}\nExample output:\n{_text(case.get('output'))}" for case in examples
-    ]
-    pairs = [
-        (_text(case.get("input")), _text(case.get("output")))
-        for case in [*examples, *_cases(row.get("official_tests"))]
-    ]
+    cases = [*examples, *_cases(row.get("official_tests"))]
+    pairs = [(_text(case.get("input")), _text(case.get("output"))) for case in cases]
+    parts += [f"Example input:\n{given}\nExample output:\n{output}" for given, output in pairs[: len(examples)]]
     return _problem(row, "\n\n".join(parts), _tests(pairs), None, row.get("id"))
 
 

@@ -118,10 +118,14 @@ def _roles(conversation: "Conversation") -> Iterator[LintFinding]:
 
 
 def _calls(conversation: "Conversation") -> Iterator[LintFinding]:
-    schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in conversation.tools}
+    functions = [tool.get("function") for tool in conversation.tools]
+    if not all(isinstance(function, dict) and isinstance(function.get("name"), str) for function in functions):
+        yield LintFinding(None, "tools", 'a tool is not {"type": "function", "function": {"name": ...}}')
+    schemas = {function.get("name"): function.get("parameters") for function in functions if isinstance(function, dict)}
     for place, message in enumerate(conversation.messages):
         for call in parse_tool_calls(message.content) if message.role == "assistant" else []:
-            required = schemas.get(str(call.name), {}).get("required") or []
+            schema = schemas.get(str(call.name))
+            required = (schema.get("required") if isinstance(schema, dict) else None) or []
             if call.error or call.arguments is None:
                 yield LintFinding(place, "tool call", str(call.error))
             elif call.name not in schemas:

@@ -111,7 +111,7 @@ def read_conversations(path: str | Path) -> Iterator[Conversation]:
 def _without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row without nulls, also in its messages and tools. The arguments of calls are left as they are."""
     present = {name: value for name, value in row.items() if value is not None}
-    for message in present.get("messages") or ():
+    for message in [each for each in present.get("messages") or () if isinstance(each, dict)]:
         for name in [name for name, value in message.items() if value is None and name != "content"]:
             del message[name]
     return present | ({"tools": _bare(present["tools"])} if "tools" in present else {})

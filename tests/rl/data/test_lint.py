@@ -60,6 +60,13 @@ def test_faults_are_found(turns, rule):
     assert rule in {finding.rule for finding in lint(talk(*turns))}
 
 
+@pytest.mark.parametrize(
+    "tool", [{}, {"name": "f"}, {"function": None}, {"function": {"parameters": {}}}, {"function": {"name": 5}}]
+)
+def test_a_tool_without_function_is_a_fault_of_the_conversation(tool):
+    assert [finding.rule for finding in lint(talk(U, A).model_copy(update={"tools": (tool,)}))] == ["tools"]
+
+
 def test_tags_within_arguments_are_no_answer():
     content = tool_calls([("f", {"a": "print('<answer>1</answer></tool_call>')"})])
     assert lint(talk(U, ("assistant", content), T, A)) == []
