@@ -7,7 +7,6 @@ is never read in silence.
 import difflib
 import os
 import re
-import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -23,7 +22,7 @@ from rstar_lab.exchange import importers
 from rstar_lab.exchange.import_rows import Row, digest, number_in_name, step_number, write_run
 from rstar_lab.exchange.rollout_rows import USED, converted, first, is_number, is_trace
 from rstar_lab.runs.schema import REWARDS_FILE
-from rstar_lab.untrusted.files import DataError, open_stream, parse_json, read_bytes, read_json, reading
+from rstar_lab.untrusted.files import DataError, open_stream, parse_json, read_json, reading
 from rstar_lab.untrusted.parquet import read_footer
 from rstar_lab.untrusted.text import counted
 
@@ -281,26 +280,16 @@ def _metric_lines(file: Path, notes: list[str]) -> Iterator[tuple[Any, Values]]:
 
 
 def _tensorboard_scalars(file: Path) -> Iterator[tuple[int, Values]]:
-    """Yield (step, {tag: value}) of each event with scalars. A torn last record ends the file.
-
-    A record is the length of an event (8 bytes), a checksum (4), the event, and a checksum (4).
-    """
+    """Yield (step, {tag: value}) of each event with scalars. A torn record ends the file."""
     try:
         from google.protobuf.message import DecodeError
-        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
     except ImportError:
         raise DataError(f"{file}: TensorBoard events require tensorboard: {install_hint('rl')}") from None
-    data, start = read_bytes(file), 0
-    while start + 12 <= len(data):
-        (length,) = struct.unpack_from("<Q", data, start)
-        end = start + 12 + length
-        if end + 4 > len(data):
-            return
-        with reading(f"{file}, byte {start}", errors=(DecodeError,)):
-            event = Event.FromString(data[start + 12 : end])
-        if found := {one.tag: one.simple_value for one in event.summary.value if one.HasField("simple_value")}:
-            yield event.step, found
-        start = end + 4
+    with reading(file, errors=(DecodeError,)):
+        for event in LegacyEventFileLoader(str(file)).Load():
+            if found := {one.tag: one.simple_value for one in event.summary.value if one.HasField("simple_value")}:
+                yield event.step, found
 
 
 def _metrics_of(row: Row) -> Values:
