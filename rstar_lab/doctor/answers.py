@@ -8,6 +8,7 @@ import pandas as pd
 
 from rstar_lab import verify
 from rstar_lab.analysis.runs import Runs
+from rstar_lab.exchange.rollout_rows import FOREIGN_NAMES
 from rstar_lab.runs.messages import own_texts
 from rstar_lab.untrusted.text import counted
 from rstar_lab.verify.gold import final_answer
@@ -19,7 +20,9 @@ _MARKUP = re.compile(r"\\(?:text|mathrm|mathbf|boxed|left|right|[,;! ])|[\s${}*]
 _FRACTION = re.compile(r"(-?)(?:\\[dt]?frac\{(-?\d{1,15})\}\{(\d{1,15})\}|(\d{1,15})/(\d{1,15}))")
 _DECIMAL = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d{1,2})?")
 _CHOICE = re.compile(r"\(?[a-j]\)?|yes|no|true|false")
-_STATED = re.compile(r"""\b(?:final[ _])?answer\b["*_]*\s*(?::|=|\bis\b:?)\s*["*_$]*\s*([^\n]+)""", re.IGNORECASE)
+_NOUNS, _VERBS = ("|".join(FOREIGN_NAMES["answers"][name]) for name in ("nouns", "verbs"))
+_STATED = re.compile(rf"""(?:{_NOUNS})["*_]*\s*(?:[:：=]|(?:{_VERBS})[:：]?)\s*["*_$]*\s*([^\n]+)""", re.IGNORECASE)
+_DECIMALS = re.compile(r"[-+]?\d*(?:\.|(?:,|\{,\})(?!\d{3}$))(\d+)")  # a comma can be decimal
 _BOX = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 
 
@@ -33,7 +36,9 @@ def with_texts(rollouts: pd.DataFrame, runs: Runs) -> tuple[pd.DataFrame, list[s
     Without counts of tokens, a length is a quarter of the characters of the model's text.
     """
     notes = []
-    structured = rollouts.truth.astype(str).str.match(r"\s*(?:\[\s*[\"\[{]|\{\s*\")", na=False)
+    structured = rollouts.truth.astype(str).str.match(
+        r"(?!\s*\[\s*\"[^\"]*\"\s*\]\s*$)\s*(?:\[\s*[\"\[{]|\{\s*\")", na=False
+    )
     if structured.any():
         rollouts = rollouts.assign(truth=rollouts.truth.mask(structured))
         named = counted(int(structured.sum()), "true answer")
@@ -80,7 +85,7 @@ def _stated(text: str) -> str | None:
     matches = _STATED.findall(text[-4000:])
     if not matches:
         return None
-    answer = re.split(r"[.!]\s|[\"}]|\*\*", matches[-1])[0]
+    answer = re.split(r"[.!]\s|[\"}。]|\*\*", matches[-1])[0]
     return answer.strip(" .*$\"'")[:LONGEST] or None
 
 
@@ -107,7 +112,7 @@ def _candidates(text: str) -> set[str]:
 
 def _items(answer: str) -> list[str]:
     """Return the numbers of an answer that is a list of numbers, each once; none for other answers."""
-    parts = [plain_text(part) for part in re.split(r",(?!\d{3}(?!\d))|;|\band\b|\bor\b|\n", answer)]
+    parts = [plain_text(part) for part in re.split(r"(?<!\{),(?!\d{3}(?!\d))|;|\band\b|\bor\b|\n", answer)]
     return list(dict.fromkeys(parts)) if len(parts) > 1 and all(_number(part) is not None for part in parts) else []
 
 
@@ -115,9 +120,6 @@ def _short(truth: object) -> str | None:
     """Return the answer of a true solution; None if the text holds none."""
     answer = final_answer(str(truth))
     return answer if len(answer) <= LONGEST else None
-
-
-# Comparison
 
 
 def plain_text(answer: object) -> str:
@@ -137,16 +139,17 @@ def _number(answer: str) -> float | None:
 def compare(answers: Iterable[object], truths: Iterable[object]) -> list[bool | None]:
     """Return for each answer whether it is equal to the true one; None if one is missing or the texts do not decide.
 
-    The reward plays no part in it. A list of numbers and an answer with "or" are not equal to a single number.
+    The reward plays no part in it. A list of numbers and an answer with "or" are not equal to a single number, and a word that is the
+    true answer of one problem, such as a label, is not equal to that of another one.
     """
     known: dict[tuple[object, object], bool | None] = {}
     pairs = list(zip(answers, truths, strict=True))
-    formulas = 0
+    formulas, words = 0, {text for _, truth in pairs if (text := plain_text(truth)).isalpha()}
     for answer, truth in dict.fromkeys(pairs):
         if not isinstance(answer, str) or not isinstance(truth, str) or not plain_text(answer):
             known[answer, truth] = None
             continue
-        decided = _decided(answer, truth)
+        decided = _decided(answer, truth, words)
         if decided is None and formulas < COMPARED and max(len(answer), len(truth)) <= LONGEST:
             formulas += 1
             decided = verify.same_answer(answer, truth) or None  # what it calls unequal can be another notation
@@ -154,14 +157,17 @@ def compare(answers: Iterable[object], truths: Iterable[object]) -> list[bool | 
     return [known[pair] for pair in pairs]
 
 
-def _decided(answer: str, truth: str) -> bool | None:
-    """Return whether plain texts, numbers or choices are equal; None if they do not decide."""
+def _decided(answer: str, truth: str, words: set[str]) -> bool | None:
+    """Return whether plain texts, numbers, choices or some words are equal; None if they do not decide."""
     first, second = plain_text(answer), plain_text(truth)
-    if first == second:
-        return True
     left, right = _number(answer), _number(truth)
-    if right is not None and (HEDGE.search(answer) or len(_items(answer)) > 1):
-        return False
-    if left is not None and right is not None:
-        return abs(left - right) <= 1e-6 * max(1.0, abs(right))
-    return False if _CHOICE.fullmatch(first) and _CHOICE.fullmatch(second) else None
+    if right is None:
+        closed = {first, second} <= words or (_CHOICE.fullmatch(first) and _CHOICE.fullmatch(second))
+        return True if first == second else False if closed else None
+    if first == second or (left is not None and abs(left - right) <= 1e-6 * max(1.0, abs(right))):
+        return True
+    if decimals := _DECIMALS.fullmatch(answer.strip(" $")):
+        value = float(re.sub(r"\{?,\}?", ".", decimals[0]))
+        if abs(value - right) <= 0.501 * 10.0 ** -len(decimals[1]):
+            return True if value == right else None  # some graders allow rounded values
+    return False if left is not None or HEDGE.search(answer) or len(_items(answer)) > 1 else None

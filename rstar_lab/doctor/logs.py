@@ -236,9 +236,8 @@ def _weights(parts: np.ndarray, advantage: np.ndarray, groups: np.ndarray) -> tu
     unit = np.where(squares > 1e-12, advantage / np.sqrt(np.maximum(squares, 1e-12)), 0.0)
     along = [np.bincount(number, unit * part)[number] * unit for part in parts.T]
     _, sizes, directions = np.linalg.svd(parts, full_matrices=False)
-    basis = (
-        directions[sizes > 1e-9 * sizes[0]] / sizes[sizes > 1e-9 * sizes[0], None]
-    ).T  # parts @ basis is orthonormal
+    some = sizes > 1e-9 * sizes[0]
+    basis = (directions[some] / sizes[some, None]).T  # parts @ basis is orthonormal
     rest = (parts - np.stack(along, axis=1)) @ basis
     shares, found = np.linalg.eigh(rest.T @ rest)
     explaining = basis @ found[:, shares < max(1e-4, 1.001 * shares[0])]  # several, if groups are small

@@ -7,9 +7,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from helpers.cases import read_cases
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.doctor import doctor
+from rstar_lab.doctor.answers import _stated, compare
+from rstar_lab.doctor.rules.calls import _ERROR
 
 WORDS = ("we", "add", "the", "numbers", "then", "check", "each", "step", "and", "carry", "one", "over")
 CHAT = "system\nYou are a helpful assistant.\nuser\n{}\nassistant\n"
@@ -160,10 +163,15 @@ HONEST = {
         lambda s: {"val-aux/a/score/std@4": 0.2 + 0.01 * (s % 2), "val-core/a/acc/mean@4": 0.2 + 0.03 * s}
     ),
     "weights of rewards": trl(lambda truth, sample: {"length": -50.0 * (sample % 3)}, {"accuracy": 1.0, "length": 0.001}),
+    "solved in the end": verl(
+        lambda row, a, right: {"output": row["output"].replace(str(a), row["gts"]), "score": 1.0, "acc": 1.0} if row["step"] > 6 else {}
+    ),
+    "rounded answers": verl(lambda row, answer, right: {"gts": f"{int(row['gts']) / 7:.5f}", "pred": f"{answer / 7:.2f}"}),
     "ids of rollouts": lines(lambda number, row: {"id": f"cmpl-{number}"}),
     "episodes": episodes(lambda number, trace: {}),
 }  # fmt: skip
 FAULTS = {
+    "texts do not depend on the question": verl(lambda row, answer, right: {"output": "so \\boxed{42}", "score": 0.0, "acc": 0.0}),
     "length collapse": verl(lambda row, answer, right: {"output": row["output"][-12 :] if row["step"] > 6 else row["output"]}),
     "the prompt changes": verl(lambda row, a, r: {"input": row["input"].replace("helpful", "rude" if row["step"] > 6 else "helpful")}),
     "truncated rollouts are rewarded": verifiers(lambda number, right: {"is_truncated": right and number % 4 == 0}),
@@ -274,3 +282,16 @@ def test_logs_of_one_name_are_told_apart(tmp_path):
     diagnosis = doctor(tmp_path / "good" / "rollouts", tmp_path / "bad" / "rollouts")
     assert [log.name for log in diagnosis.logs] == ["rollouts", "rollouts-2"] and len(diagnosis.waste) == 2
     assert {finding.run for finding in diagnosis.findings} == {"rollouts-2"}
+
+
+def test_a_list_of_one_true_answer_in_json_is_compared(tmp_path):
+    verl(lambda row, answer, right: {"gts": json.dumps([row["gts"]]), "pred": str(answer)})(tmp_path)
+    assert doctor(tmp_path).logs[0].right.notna().all()
+
+
+def test_texts_of_models_and_tools_are_read_as_they_are_meant():
+    cases = read_cases(__file__, "texts.yaml")
+    answers, truths, equal = zip(*cases["comparisons"], strict=True)
+    assert compare(answers, truths) == list(equal)
+    assert [_stated(text) for text, _ in cases["stated"]] == [answer for _, answer in cases["stated"]]
+    assert [bool(_ERROR.search(output)) for output, _ in cases["outputs"]] == [error for _, error in cases["outputs"]]

@@ -65,6 +65,7 @@ def answers_in_another_format(log: Log) -> Evidence | None:
 def true_answers_look_wrong(log: Log) -> Evidence | None:
     rows = log.rollouts[log.rollouts.answer.notna() & log.rollouts.truth.notna()]
     answers, truths = rows.answer.map(plain_text), rows.truth.map(plain_text)
+    size = rows.groupby("problem_id").answer.transform("size")
     known = log.right[rows.index].notna() | answers.str.fullmatch(r"\w{1,20}")  # words that are no formula
     rows, answers, truths = rows[known], answers[known], truths[known]
     if truths.nunique() < 10:  # with few possible answers, such as A to D, rollouts agree on wrong ones
@@ -72,11 +73,12 @@ def true_answers_look_wrong(log: Log) -> Evidence | None:
     right = log.right[rows.index] == True  # noqa: E712  an object column with None
     answers = answers.where(~right, truths)
     same = answers.groupby([rows.problem_id, answers]).transform("size")
-    size = answers.groupby(rows.problem_id).transform("size")
     # One row per problem: an answer that at least three rollouts and half of those of the problem give.
-    agreed = rows[(same >= 3) & (same >= 0.5 * size)].drop_duplicates("problem_id")
+    agreed = rows[(same >= 3) & (same >= 0.5 * size[rows.index])].drop_duplicates("problem_id")
     # A hard problem is solved by some rollouts. If its true answer is wrong, by none.
     solved = right.groupby(rows.problem_id).transform("any")[agreed.index]
+    # One answer to most problems is that of a policy that ignores the question.
+    agreed = agreed[answers[agreed.index].map(answers[agreed.index].value_counts(normalize=True)) < 0.5]
     # A model that errs agrees less with itself than where it is right; where the true answer is wrong, as much.
     agreement = (same / size)[agreed.index]
     agreed = agreed[~(agreement < agreement[solved].quantile(0.25))]

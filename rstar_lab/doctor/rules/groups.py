@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from rstar_lab.doctor.rule import SHOWN, Evidence, Log, among, change, examples, groups_where
-from rstar_lab.doctor.rules.metrics import thirds
+from rstar_lab.doctor.rules.metrics import is_solved, thirds
 from rstar_lab.runs.tables import UNUSABLE
 
 CORRECTNESS = re.compile(r"(?i)acc|correct|verif|solv|pass|match")
@@ -16,7 +16,8 @@ NOT_SCORED = (*UNUSABLE, "error")  # stop reasons of rollouts that rightly have 
 def all_right(log: Log) -> Evidence | None:
     late = log.last()
     best = late.reward.max()
-    if not best > 0:
+    solved = log.has("steps.equal_share") and is_solved(log) and log.right[late.index].eq(True).mean() > 0.9
+    if solved or not best > 0:
         return None
     return groups_where(late, late.groupby("group_id").reward.min() >= best, f"all rollouts have the reward {best:g}")
 

@@ -34,13 +34,13 @@ def few_groups_train(log: Log) -> Evidence | None:
     value = float(late.equal_share.mean())
     groups = log.last().group_id.nunique() or 20 * len(late)
     equal = np.repeat([1.0, 0.0], [round(value * groups), groups - round(value * groups)])
-    if value < 0.8 or not ratio(equal, np.ones(groups), groups, level=LEVEL).low > 0.25 or _is_solved(log):
+    if value < 0.8 or not ratio(equal, np.ones(groups), groups, level=LEVEL).low > 0.25 or is_solved(log):
         return None
     text = f"{value:.0%} of the groups in the last {len(late)} steps have equal rewards"
     return Evidence(text, {"share": value}, late.step.astype(int).tolist(), (), value)
 
 
-def _is_solved(log: Log) -> bool:
+def is_solved(log: Log) -> bool:
     """Return whether groups became equal because the policy learned to solve their problems, which ends a stage and is no fault."""
     rewards = log.steps.reward if log.has("steps.reward") else pd.Series(dtype=float)
     best = float(log.rollouts.reward.max()) if log.has("rollouts.reward") else max(1.0, float(rewards.max()))

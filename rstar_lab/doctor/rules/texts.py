@@ -137,8 +137,11 @@ def other_question(log: Log) -> Evidence | None:
 
 def same_text_everywhere(log: Log) -> Evidence | None:
     texts = log.texts()
-    texts = texts[texts.own.str.strip().str.len() > 60]
-    known = texts.groupby("own").problem_id.transform("nunique") > 1
+    known = texts.groupby("own").problem_id.transform("nunique")
+    # A short answer, such as a letter, can be that of some other problems, but not of most of them.
+    most = (known > 0.5 * texts.problem_id.nunique()) & (texts.truth.nunique() >= 10)
+    texts = texts[(texts.own.str.strip().str.len() > 60) | (most & (texts.own.str.strip() != ""))]
+    known = known[texts.index] > 1
     what = "rollouts have exactly the text of a rollout of another problem"
     return among(texts, known, what, above=0.05, least=40, cost=0.8)
 
@@ -274,15 +277,11 @@ def loss_mask(log: Log) -> Evidence | None:
     pairs = [(np.asarray(mask, bool), np.asarray(own, float)) for mask, own in arrays]
     outside = [bool((~mask & (np.nan_to_num(own) != 0)).any()) for mask, own in pairs]
     inside = [_without_log_prob(mask, own) for mask, own in pairs]
+    hits = [pd.Series(found, index=rows.index, dtype=bool) for found in (outside, inside)]
+    what = "rollouts have sampled tokens outside of the loss mask"
     not_sampled = "rollouts have tokens in the loss mask that the engine did not sample, such as outputs of tools"
-    for found, above, what in (
-        (outside, 0.01, "rollouts have sampled tokens outside of the loss mask"),
-        (inside, 0.02, not_sampled),
-    ):
-        hit = pd.Series(found, index=rows.index, dtype=bool)
-        if evidence := among(rows, hit, what, above=above, least=10, cost=0.9):
-            return evidence
-    return None
+    found = among(rows, hits[0], what, above=0.01, least=10, cost=0.9)
+    return found or among(rows, hits[1], not_sampled, above=0.02, least=10, cost=0.9)
 
 
 def _without_log_prob(mask: np.ndarray, log_probs: np.ndarray) -> bool:
