@@ -11,9 +11,9 @@ from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES
 from rstar_lab.doctor.rule import LEVEL, Check, Evidence, Log, among, examples, percent, share
 
 FAILURES = {str(outcome) for outcome in INFRASTRUCTURE_FAILURES}
-# An error, unless its value is nothing: `"error": null` and `failed: 0` report success.
+# Outputs that report an error. `"error": null` and `failed: 0` report success.
 _ERROR = re.compile(
-    r"Traceback \(most recent call last\)|^\W*\w+(?:Error|Exception)\b|^\W*(?:error|failed|timed? ?out|timeout)\b"
+    r"Traceback \(most recent call last\)|^\W*\w+(?:Error|Exception)\b|^\W*(?:error|exception|failed|timed? ?out|timeout)\b"
     r"(?![\"']?\s*[:=]\s*(?:0|null|none|false|no|\"\"|''|\[\s*\]|\{\s*\})\s*(?:[,;}\]]|$))"
     r"|\"(?:status|type)\"\s*:\s*\"(?:error|fail|timeout)|\bconnection refused\b|\bservice unavailable\b|\bHTTP (?:429|5\d\d)\b",
     re.IGNORECASE | re.MULTILINE,
