@@ -121,7 +121,7 @@ async def _train_locally(recipe: Recipe, runs_dir: Path) -> Path:
 
 
 def start_verl(recipe_file: Path, runs_dir: Path, *arguments: str) -> subprocess.Popen[bytes]:
-    """Start verl's trainer on the CPU in its own process session. It writes runs_dir/verl.log, and ends with this process."""
+    """Start verl's trainer on the CPU in its own process session. Its output is in runs_dir/verl.log. It ends with this process."""
     factory = "verl.+actor_rollout_ref.rollout.engine_kwargs.rstar={factory: 'benchmarks.verl_scripted:serve'}"
     command = [
         sys.executable, "-m", "rstar_lab.rl.verl.train", str(recipe_file), "--profile", "laptop",

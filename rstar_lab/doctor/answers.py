@@ -158,7 +158,7 @@ def compare(answers: Iterable[object], truths: Iterable[object]) -> list[bool | 
 
 
 def _decided(answer: str, truth: str, words: set[str]) -> bool | None:
-    """Return whether plain texts, numbers, choices or some words are equal; None if they do not decide."""
+    """Return whether two answers are equal, if they are numbers, choices or among `words`; None if this does not decide it."""
     first, second = plain_text(answer), plain_text(truth)
     left, right = _number(answer), _number(truth)
     if right is None:

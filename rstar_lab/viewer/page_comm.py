@@ -35,7 +35,7 @@ class Pages:
             self._queues.remove(page)
 
     def publish(self, message: dict[str, Any]) -> None:
-        """Send a message to all pages, from any thread. A page that reads none misses it."""
+        """Send a message to all open pages. Can be called in any thread. A page with MAX_PENDING unread messages does not get it."""
         text = json.dumps(message)
         for loop, pending in [*self._queues]:
             if pending.qsize() < MAX_PENDING:

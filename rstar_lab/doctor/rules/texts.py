@@ -138,7 +138,7 @@ def other_question(log: Log) -> Evidence | None:
 def same_text_everywhere(log: Log) -> Evidence | None:
     texts = log.texts()
     known = texts.groupby("own").problem_id.transform("nunique")
-    # A short answer, such as a letter, can be that of some other problems, but not of most of them.
+    # Several problems can have the same short answer, such as a letter, but not most of them.
     most = (known > 0.5 * texts.problem_id.nunique()) & (texts.truth.nunique() >= 10)
     texts = texts[(texts.own.str.strip().str.len() > 60) | (most & (texts.own.str.strip() != ""))]
     known = known[texts.index] > 1

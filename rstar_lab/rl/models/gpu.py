@@ -34,7 +34,7 @@ def is_gpu(device: torch.device) -> bool:
 
 
 def use_fast_layers(model: "PreTrainedModel") -> None:
-    """Keep activations in bf16 wherever autocast computes in bf16, and let RMSNorm take fewer passes on a CPU."""
+    """Keep activations in bf16 wherever autocast computes in bf16, and compute RMSNorm with fewer passes over memory on a CPU."""
     embeddings = model.get_input_embeddings()
     if getattr(embeddings, "_bf16_stream", False):
         return
@@ -56,7 +56,7 @@ def use_fast_layers(model: "PreTrainedModel") -> None:
 def bf16_weights(model: nn.Module) -> Iterator[None]:
     """Keep a bf16 copy of the weights of linear layers until the end of the block, in which no weight may change.
 
-    In the block, `backward` adds the gradients of these weights to `.grad` itself. Only with `use_fast_layers`.
+    In the block, `backward` adds the gradients of the copies to `.grad` of the weights. Has no effect without `use_fast_layers`.
     """
     layers = [module for module in model.modules() if isinstance(module, _Linear)]
     for layer in layers:
@@ -90,7 +90,7 @@ def _with_fused_norm(norm: type[nn.Module]) -> type[nn.Module]:
         epsilon = self.variance_epsilon if hasattr(self, "variance_epsilon") else self.eps
         mixed = hidden_states.dtype == torch.bfloat16 and _in_bf16(hidden_states)
         if hidden_states.device.type == "cpu" and (mixed or hidden_states.dtype == self.weight.dtype == torch.float32):
-            # Fewer passes over memory than transformers' own.
+            # Takes fewer passes over memory than the forward pass of transformers.
             wide = hidden_states.float()
             scale = (torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square() / wide.shape[-1] + epsilon).rsqrt()
             return (wide * scale * self.weight).to(hidden_states.dtype)

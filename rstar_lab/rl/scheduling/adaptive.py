@@ -19,7 +19,7 @@ class Adaptive:
     that wait for a tool count, so that their prefix stays cached. Each expected length is replaced by three equally
     likely lengths (`SPREAD`).
 
-    Order: first `PROBES` rollouts of each problem, from which the predictor learns; then the problems expected to be longest.
+    Order: first `PROBES` rollouts of each problem, to predict its lengths; then the problem with the longest prediction.
 
     Balance: work is measured in token-steps, the number of context tokens that all remaining decode steps read. A new
     rollout goes to the engine with the least work. A later turn stays with its engine and its cached prefix, unless

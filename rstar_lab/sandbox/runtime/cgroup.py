@@ -186,7 +186,7 @@ class Group:
         return os.pread(self._read_files[name], 1 << 16, 0).decode()
 
     def entering(self) -> list[kernel.Step]:
-        """Return steps that move a process, the fork of a supervisor that becomes a program, into the group."""
+        """Return the steps with which the process of a program, forked from its supervisor, moves itself into the group."""
         return [("cgroup", os.write, (entry, b"0")) for entry in self._own_entries]
 
     def add(self, pid: int) -> None:

@@ -145,7 +145,7 @@ class Isolation:
     def _steps(self, request: Request, number: int, scratch: str, fd: int) -> Iterator[kernel.Step]:
         libc = kernel.locked_libc
         yield kernel.closing(fd, landlock.FIRST_FD - 1)
-        # The OOM killer kills programs before their supervisor.
+        # If memory is short, the kernel then kills the program and not its supervisor.
         yield from kernel.writing("", "/proc/self/oom_score_adj", b"1000", fd)
         namespaces = kernel.CLONE_NEWNS | (kernel.CLONE_NEWIPC if self.has("ipc_namespace") else 0)
         yield "mount_namespace", libc.unshare, (namespaces,)

@@ -14,7 +14,7 @@ DEVICE = READ_FILE | WRITE_FILE
 _RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
 _FILE_RIGHTS = EXECUTE | WRITE_FILE | READ_FILE | 1 << 14 | 1 << 15
 ABI_WITH_SCOPES = 6
-# The descriptors of the rules start here. A program closes the lower ones before it opens files under known numbers.
+# Lowest number of a file descriptor of the rules. A program closes all lower ones and then opens files with fixed numbers.
 FIRST_FD = 16
 _TCP = 0b11
 _SCOPES = 0b11

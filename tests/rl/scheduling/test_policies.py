@@ -178,7 +178,7 @@ def test_adaptive_sends_the_longest_first_after_the_probes():
 
 
 def test_adaptive_learns_lengths_from_the_first_rollouts_of_a_problem():
-    policy, states = adaptive(PROBES=1), engines(1, 100)  # an engine for one rollout at a time
+    policy, states = adaptive(PROBES=1), engines(1, 100)  # the engine has room for one rollout
     length = {"p0": 50, "p1": 3500, "p2": 400}
     for request in first_turns(12):
         policy.ready(request)
