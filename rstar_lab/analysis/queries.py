@@ -235,9 +235,10 @@ def _nodes(query: str) -> Iterator[dict[str, Any]]:
             pending += node
 
 
-def tables_of(query: str) -> set[str]:
+@lru_cache(maxsize=256)
+def tables_of(query: str) -> frozenset[str]:
     """Return the names of the tables that a query reads, in lower case. Raises duckdb.Error for statements that cannot be listed."""
-    return {name.lower() for name in _parser().cursor().get_table_names(query)}
+    return frozenset(name.lower() for name in _parser().cursor().get_table_names(query))
 
 
 @cache

@@ -324,7 +324,7 @@ class Runs:
                 only = "AND traj_id IN (SELECT unnest(?::VARCHAR[]))" if chosen else ""
                 rows = f"SELECT {', '.join(_FOUND)} FROM ({select_files_sql('transcripts', files)})"
                 query = f"{rows} WHERE regexp_matches(messages, ?) {only} LIMIT {int(limit)}"
-                return _hits(self._views.arrow(query, [in_any_case(pattern), *chosen]), pattern)
+                return _hits(self._views.rows(query, [in_any_case(pattern), *chosen]), pattern)
             # Faster from the second search on. The pattern has both cases of the letters that are not lowered here.
             table = pa.concat_tables([read_steps(file, _FOUND) for file in files] or [TRANSCRIPTS.empty_table()])
             table = table.append_column("small", pc.ascii_lower(table["messages"]))
@@ -332,7 +332,7 @@ class Runs:
         table = table.filter(pc.match_substring_regex(table["small"], pattern))
         if chosen:
             table = table.filter(pc.is_in(table["traj_id"], pa.array(chosen[0], pa.string())))
-        return _hits(table.slice(0, limit), pattern)
+        return _hits(zip(*table.select(_FOUND).slice(0, limit).to_pydict().values(), strict=True), pattern)
 
     def _query(
         self, select: str, condition: str, *, order_by: str | None = None, limit: int | None = None, offset: int = 0
@@ -388,9 +388,9 @@ def as_runs(runs: RunsLike) -> Runs:
     return runs if isinstance(runs, Runs) else open_runs(runs)
 
 
-def _hits(table: pa.Table, pattern: str) -> pd.DataFrame:
-    excerpts = [excerpt(messages, pattern) for messages in table["messages"].to_pylist()]
-    return table.select(_FOUND).set_column(4, "excerpt", pa.array(excerpts, pa.string())).to_pandas()
+def _hits(rows: Iterable[tuple[Any, ...]], pattern: str) -> pd.DataFrame:
+    found = [(*place, excerpt(messages, pattern)) for *place, messages in rows]
+    return pd.DataFrame(found, columns=[*_FOUND[:-1], "excerpt"])
 
 
 def training_runs(table: pd.DataFrame) -> pd.DataFrame:

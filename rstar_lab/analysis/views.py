@@ -39,8 +39,8 @@ class Views:
         self._given, self._root, self._frames, self._timeout_s = list(folders), root, frames, timeout_s
         self.leave_out_damaged = False
         self._lock = threading.RLock()
-        # Files that the readers accepted, by run and level, and those that the connection may read.
-        self._accepted: dict[tuple[Path, str], list[str]] = {}
+        # Files that the readers accepted, by run and level, with the state of the run; and those that the connection may read.
+        self._accepted: dict[tuple[Path, str], tuple[tuple, list[StoredFile]]] = {}
         self._readable: set[str] = set()
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._views: dict[str, tuple] = {}
@@ -66,9 +66,12 @@ class Views:
         timeout_s: float | None = None,
     ) -> pd.DataFrame:
         """Run a DuckDB query over the tables, see `Runs.sql`."""
-        return self._run(
-            query, parameters, lambda rows: (rows if limit is None else rows.limit(limit)).df(), steps, timeout_s
-        )
+
+        def fetch(cursor: duckdb.DuckDBPyConnection, text: str, values: list[Any]) -> pd.DataFrame:
+            rows = cursor.sql(text, params=values)
+            return (rows if limit is None else rows.limit(limit)).df()
+
+        return self._run(query, parameters, fetch, steps, timeout_s)
 
     def state(self) -> tuple:
         """Return a value that changes when one of the runs changes."""
@@ -80,8 +83,7 @@ class Views:
 
     def files(self, level: str, condition: str, parameters: Sequence[Any] = ()) -> list[StoredFile]:
         """Return the files of the steps that match a condition on run_id, stage and step, limited to these steps."""
-        rows = self.arrow(f"SELECT run_id, step FROM rollup WHERE {condition}", parameters).to_pydict()
-        return self._files(level, zip(rows["run_id"], rows["step"], strict=True))
+        return self._files(level, self.rows(f"SELECT run_id, step FROM rollup WHERE {condition}", parameters))
 
     def _files(self, level: str, steps: Steps) -> list[StoredFile]:
         """Return the files of these steps, limited to them."""
@@ -99,13 +101,19 @@ class Views:
 
     def arrow(self, query: str, parameters: Sequence[Any] | None = None) -> pa.Table:
         """Like `sql`, but return an Arrow table."""
-        return self._run(query, parameters, lambda rows: rows.to_arrow_table())
+        return self._run(
+            query, parameters, lambda cursor, text, values: cursor.sql(text, params=values).to_arrow_table()
+        )
+
+    def rows(self, query: str, parameters: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
+        """Like `sql`, but return tuples, which is the fastest for a few rows."""
+        return self._run(query, parameters, lambda cursor, text, values: cursor.execute(text, values).fetchall())
 
     def _run(
         self,
         query: str,
         parameters: Sequence[Any] | None,
-        fetch: Callable[[duckdb.DuckDBPyRelation], Any],
+        fetch: Callable[[duckdb.DuckDBPyConnection, str, list[Any]], Any],
         steps: Steps | None = None,
         timeout_s: float | None = None,
     ) -> Any:
@@ -115,9 +123,10 @@ class Views:
             try:
                 cursor = self._prepare(query)
                 with time_limit(cursor, self._timeout_s if timeout_s is None else timeout_s):
-                    return fetch(cursor.sql(limited, params=list(parameters or [])))
+                    return fetch(cursor, limited, list(parameters or []))
             except duckdb.IOException as caught:  # a file was merged or cut while the query was prepared
                 self._views.clear()
+                self._accepted.clear()
                 error: duckdb.Error = caught
             except duckdb.Error as caught:
                 error = caught
@@ -130,10 +139,10 @@ class Views:
             try:
                 names = tables_of(query.replace("?", "NULL")) & TABLES
             except duckdb.Error:  # DuckDB cannot list the tables of every statement, and the query can contain an error
-                names = {name.lower() for name in _SOURCE.findall(query)} & TABLES
+                names = TABLES & {name.lower() for name in _SOURCE.findall(query)}
             state = self.state() if names else ()
             tables = {name: self._table(name) for name in names if self._views.get(name) != state}
-            accepted = {path for paths in self._accepted.values() for path in paths}
+            accepted = {str(file.path) for _, files in self._accepted.values() for file in files}
             if self._connection is None or accepted - self._readable:  # the configuration of a connection is locked
                 self._connection, self._readable = connect(accepted, memory_limit=_MEMORY), accepted
                 self._views.clear()
@@ -149,11 +158,14 @@ class Views:
             return self._connection.cursor()
 
     def accepted(self, reader: RunReader, level: str) -> list[StoredFile]:
-        """Return the files of a level of a run, which queries may then read.
+        """Return the files of a level of a run, which queries may then read. They are checked again when the run changes.
 
         Raises RunStoreError if a file of the run folder, or a folder in it, is a link to somewhere else: the link would decide which
         files SQL text can read. The run folder itself may be a link.
         """
+        key, state = (reader.run_dir, level), (self.leave_out_damaged, state_of(reader.run_dir))
+        if key in self._accepted and self._accepted[key][0] == state:
+            return self._accepted[key][1]
         root, real = reader.run_dir.resolve(), cache(Path.resolve)
         files = []
         for file in reader.files(level, self.leave_out_damaged):
@@ -163,7 +175,7 @@ class Views:
                     f"{file.path} is outside of its run folder, because of a link; copy the file into it"
                 )
             files.append(replace(file, path=path))
-        self._accepted[reader.run_dir, level] = [str(file.path) for file in files]
+        self._accepted[key] = state, files
         return files
 
     def _table(self, name: str) -> str | pa.Table:
