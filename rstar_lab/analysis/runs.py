@@ -324,7 +324,8 @@ class Runs:
                 only = "AND traj_id IN (SELECT unnest(?::VARCHAR[]))" if chosen else ""
                 rows = f"SELECT {', '.join(_FOUND)} FROM ({select_files_sql('transcripts', files)})"
                 query = f"{rows} WHERE regexp_matches(messages, ?) {only} LIMIT {int(limit)}"
-                return _hits(self._views.rows(query, [in_any_case(pattern), *chosen]), pattern)
+                found = self._views.rows(query, [in_any_case(pattern), *chosen], tables=frozenset())
+                return _hits(found, pattern)
             # Faster from the second search on. The pattern has both cases of the letters that are not lowered here.
             table = pa.concat_tables([read_steps(file, _FOUND) for file in files] or [TRANSCRIPTS.empty_table()])
             table = table.append_column("small", pc.ascii_lower(table["messages"]))

@@ -1,5 +1,6 @@
 """DuckDB views over the committed files of runs, updated when a run changes."""
 
+import os
 import re
 import threading
 import warnings
@@ -105,9 +106,15 @@ class Views:
             query, parameters, lambda cursor, text, values: cursor.sql(text, params=values).to_arrow_table()
         )
 
-    def rows(self, query: str, parameters: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
-        """Like `sql`, but return tuples, which is the fastest for a few rows."""
-        return self._run(query, parameters, lambda cursor, text, values: cursor.execute(text, values).fetchall())
+    def rows(
+        self, query: str, parameters: Sequence[Any] | None = None, *, tables: frozenset[str] | None = None
+    ) -> list[tuple[Any, ...]]:
+        """Like `sql`, but return tuples, which is the fastest for a few rows. tables: those that the query names, if known."""
+
+        def fetch(cursor: duckdb.DuckDBPyConnection, text: str, values: list[Any]) -> list[tuple[Any, ...]]:
+            return cursor.execute(text, values).fetchall()
+
+        return self._run(query, parameters, fetch, tables=tables)
 
     def _run(
         self,
@@ -116,12 +123,13 @@ class Views:
         fetch: Callable[[duckdb.DuckDBPyConnection, str, list[Any]], Any],
         steps: Steps | None = None,
         timeout_s: float | None = None,
+        tables: frozenset[str] | None = None,
     ) -> Any:
         for _ in range(3):
             only = "" if steps is None else self._trajectories(self._files("trajectories", steps))
             limited = f"WITH trajectories AS ({only}) {query}" if only else query
             try:
-                cursor = self._prepare(query)
+                cursor = self._prepare(query, tables)
                 with time_limit(cursor, self._timeout_s if timeout_s is None else timeout_s):
                     return fetch(cursor, limited, list(parameters or []))
             except duckdb.IOException as caught:  # a file was merged or cut while the query was prepared
@@ -133,11 +141,11 @@ class Views:
                 break
         raise RunStoreError(f"the query failed: {error_text(error)}") from error
 
-    def _prepare(self, query: str) -> duckdb.DuckDBPyConnection:
+    def _prepare(self, query: str, known: frozenset[str] | None) -> duckdb.DuckDBPyConnection:
         """Return a cursor with up-to-date views of the tables that the query names."""
         with self._lock:
             try:
-                names = tables_of(query.replace("?", "NULL")) & TABLES
+                names = TABLES & (tables_of(query.replace("?", "NULL")) if known is None else known)
             except duckdb.Error:  # DuckDB cannot list the tables of every statement, and the query can contain an error
                 names = TABLES & {name.lower() for name in _SOURCE.findall(query)}
             state = self.state() if names else ()
@@ -295,7 +303,7 @@ def state_of(run_dir: Path) -> tuple:
     stats = []
     for name in ("metrics.jsonl", "run.json"):
         try:
-            stat = (run_dir / name).stat()
+            stat = os.stat(f"{run_dir}/{name}")  # noqa: PTH116  much faster than Path.stat
         except OSError:
             continue
         stats.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))

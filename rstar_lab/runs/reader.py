@@ -328,7 +328,8 @@ def run_folders(runs_dir: str | Path) -> list[Path]:
     root = Path(runs_dir)
     if not root.is_dir():
         raise RunStoreError(f"there is no folder {root}; set the folder of the runs with --runs-dir")
-    return sorted(path for path in root.iterdir() if not path.name.startswith(".") and (path / "run.json").exists())
+    names = (name for name in os.listdir(root) if not name.startswith("."))  # noqa: PTH208  faster than pathlib
+    return [root / name for name in sorted(names) if os.access(f"{root}/{name}/run.json", os.F_OK)]
 
 
 def find_runs_dir(runs_dir: str | Path = "", *, required: bool = False) -> Path:
