@@ -73,7 +73,21 @@ class Counterfactual:
     @property
     def figure(self) -> Figure:
         """Return the summary as bars for one step, or as lines over several steps."""
-        return _plot(self.summary)
+        panels = {column: panel for column, panel in _PANELS.items() if self.summary[column].notna().any()}
+        if not panels:
+            raise RunStoreError(
+                "no rollout of these steps is kept: the rewards of each group are equal; choose other steps"
+            )
+        several = self.summary.step.nunique() > 1
+        at = self.summary.step if several else self.summary.rule
+        drawn = [
+            Panel(title, pd.DataFrame({"line": self.summary.rule, "x": at, "value": self.summary[name]}))
+            for name, (title, _) in panels.items()
+        ]
+        figure = draw_panels(drawn, x="step" if several else "", hover="%{y:.3g}")
+        for number, (_, number_format) in enumerate(panels.values()):
+            figure.update_yaxes(tickformat=number_format, **panel_place(number))
+        return Figure(figure, self.summary)
 
 
 def counterfactual(
@@ -173,21 +187,3 @@ def _summary(stored: "StoredStep", table: pd.DataFrame, selection: "Selection") 
         "error_rate_correct": sum(errors for errors, _ in correct) / calls if calls else np.nan,
         "mean_positive_advantage": float(positive.mean()) if len(positive) else np.nan,
     }
-
-
-def _plot(summary: pd.DataFrame) -> Figure:
-    panels = {column: panel for column, panel in _PANELS.items() if summary[column].notna().any()}
-    if not panels:
-        raise RunStoreError(
-            "no rollout of these steps is kept: the rewards of each group are equal; choose other steps"
-        )
-    several = summary.step.nunique() > 1
-    at = summary.step if several else summary.rule
-    drawn = [
-        Panel(title, pd.DataFrame({"line": summary.rule, "x": at, "value": summary[name]}))
-        for name, (title, _) in panels.items()
-    ]
-    figure = draw_panels(drawn, x="step" if several else "", hover="%{y:.3g}")
-    for number, (_, number_format) in enumerate(panels.values()):
-        figure.update_yaxes(tickformat=number_format, **panel_place(number))
-    return Figure(figure, summary)

@@ -251,5 +251,5 @@ def sql_literal(value: Any) -> str:
 
 
 def sql_list(values: Iterable[Any]) -> str:
-    """Return values as SQL literals separated by commas, for IN (...)."""
+    """Return values as SQL literals for IN (...); without values NULL, a constant for which DuckDB does not read the column."""
     return ", ".join(map(sql_literal, values)) or "NULL"

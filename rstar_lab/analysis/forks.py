@@ -105,7 +105,7 @@ class Fork:
     def payload(self) -> dict[str, Any]:
         """Return values, continuations (tree) and provenance as JSON values. Turns are numbered from 0."""
         return {
-            "values": _json_rows(self.values), "tree": _json_rows(self.tree), "lost_at": self.lost_at, "reward": self.reward,
+            "values": json_rows(self.values), "tree": json_rows(self.tree), "lost_at": self.lost_at, "reward": self.reward,
             "run": self.run.name, "weights": self.weights, "differing": self.differing,
         }  # fmt: skip
 
@@ -160,10 +160,6 @@ def alternatives_table(
     return frame
 
 
-def alternatives_payload(frame: pd.DataFrame) -> dict[str, Any]:
-    """Convert the result of `Inspector.alternatives` to JSON values: its rows, and the model or server that computed them."""
-    return {"rows": _json_rows(frame), "weights": frame.attrs["weights"]}
-
-
-def _json_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+def json_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a frame as JSON objects."""
     return to_json_rows(*frame_rows(frame))

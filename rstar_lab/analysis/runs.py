@@ -228,7 +228,8 @@ class Runs:
             raise RunStoreError(
                 f"trajectory {traj_id} has no token arrays: the run is an import, or the recipe key `token_arrays` excluded them"
             )
-        source = self._views.of_steps("calls", "run_id = ? AND step = ?", [place["run_id"], place["step"]])
+        files = self._views.files("calls", "run_id = ? AND step = ?", [place["run_id"], place["step"]])
+        source = select_files_sql("calls", files)
         query = f"SELECT position, outcome FROM ({source}) WHERE traj_id = ? AND position IS NOT NULL ORDER BY position"
         calls = self.sql(query, [traj_id]).itertuples(index=False)
         return token_frame(place | row, self.texts(row["run_id"], row["response_ids"]), calls)

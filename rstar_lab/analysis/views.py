@@ -16,11 +16,12 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rstar_lab.analysis.filters import sql_list
 from rstar_lab.analysis.queries import HAS_RESULT, TABLES, connect, error_text, quoted, tables_of, time_limit
 from rstar_lab.common.errors import UserError
 from rstar_lab.runs import RunReader, RunStoreError
 from rstar_lab.runs.errors import READ_ERRORS, NotStored
-from rstar_lab.runs.reader import StoredFile, run_folders
+from rstar_lab.runs.reader import StoredFile, row_groups_of, run_folders
 from rstar_lab.runs.schema import LEVELS
 from rstar_lab.runs.tables import ROLLUP
 from rstar_lab.untrusted.parquet import read_footer
@@ -78,10 +79,6 @@ class Views:
         """Return a value that changes when one of the runs changes."""
         return tuple((reader.run_dir, state_of(reader.run_dir)) for reader in self.readers())
 
-    def of_steps(self, level: str, condition: str, parameters: Sequence[Any] = ()) -> str:
-        """Return a SELECT of the rows of the steps that match a condition on run_id, stage and step."""
-        return select_files_sql(level, self.files(level, condition, parameters))
-
     def files(self, level: str, condition: str, parameters: Sequence[Any] = ()) -> list[StoredFile]:
         """Return the files of the steps that match a condition on run_id, stage and step, limited to these steps."""
         return self._files(level, self.rows(f"SELECT run_id, step FROM rollup WHERE {condition}", parameters))
@@ -110,11 +107,9 @@ class Views:
         self, query: str, parameters: Sequence[Any] | None = None, *, tables: frozenset[str] | None = None
     ) -> list[tuple[Any, ...]]:
         """Like `sql`, but return tuples, which is the fastest for a few rows. tables: those that the query names, if known."""
-
-        def fetch(cursor: duckdb.DuckDBPyConnection, text: str, values: list[Any]) -> list[tuple[Any, ...]]:
-            return cursor.execute(text, values).fetchall()
-
-        return self._run(query, parameters, fetch, tables=tables)
+        return self._run(
+            query, parameters, lambda cursor, text, values: cursor.execute(text, values).fetchall(), tables=tables
+        )
 
     def _run(
         self,
@@ -210,10 +205,10 @@ class Views:
     def _trajectories(self, files: Sequence[StoredFile]) -> str:
         """Return a SELECT of the trajectories in these files, with the columns that tell a positive reward from a correct answer."""
         # `kept` is missing in runs that select nothing, which older files store as dropped.
-        selecting = f"coalesce(run_id NOT IN ({_sql_texts(self._runs_without_selection())}), true)"
-        own_reward = f"coalesce(run_id IN ({_sql_texts(self._runs_with_own_reward())}), false)"
+        selecting = f"coalesce(run_id NOT IN ({sql_list(self._runs_without_selection())}), true)"
+        own_reward = f"coalesce(run_id IN ({sql_list(self._runs_with_own_reward())}), false)"
         imported = [reader.run_id for reader in self.readers() if reader.info["kind"] == "import"]
-        is_import = f"coalesce(run_id IN ({_sql_texts(imported)}), false)"
+        is_import = f"coalesce(run_id IN ({sql_list(imported)}), false)"
         return (
             f"SELECT * REPLACE (CASE WHEN {selecting} THEN kept END AS kept), reward > 0 AS rewarded, "
             f"reward IS NOT NULL AND NOT {own_reward} AND NOT {is_import} AS verified, "
@@ -345,16 +340,10 @@ def select_files_sql(level: str, files: Sequence[StoredFile]) -> str:
 
 def uncompressed_text_bytes(file: StoredFile) -> int:
     """Return the approximate size of the messages of a file's steps in memory, read from its footer."""
-    foot = read_footer(file.path)
-    messages, step = (foot.schema.names.index(name) for name in ("messages", "step"))
-    spans = ((group, group.column(step).statistics) for group in map(foot.row_group, range(foot.num_row_groups)))
-    inside = (group for group, held in spans if held is None or any(held.min <= n <= held.max for n in file.steps))
-    return sum(group.column(messages).total_uncompressed_size for group in inside)
-
-
-def _sql_texts(values: Sequence[str]) -> str:
-    """Return texts as a list for IN (...); without texts a constant, so that DuckDB does not read the column."""
-    return ", ".join(map(quoted, values)) or "NULL"
+    footer, groups = read_footer(file.path), row_groups_of(file)
+    column = footer.schema.names.index("messages")
+    inside = map(footer.row_group, range(footer.num_row_groups) if groups is None else groups)
+    return sum(group.column(column).total_uncompressed_size for group in inside)
 
 
 def _should_have(reader: RunReader, level: str) -> bool:

@@ -49,7 +49,7 @@ class RunLock:
         self._run_dir = run_dir
         os.ftruncate(fd, 0)
         os.pwrite(fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
-        os.register_at_fork(after_in_child=self._release_in_child)
+        os.register_at_fork(after_in_child=self.release)
 
     def check(self) -> None:
         """Raise RunStoreError if the folder is no longer the one that was locked: another process can be writing its successor."""
@@ -66,8 +66,6 @@ class RunLock:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
-
-    _release_in_child = release
 
 
 def lock_holder(run_dir: Path) -> str:

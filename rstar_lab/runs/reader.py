@@ -213,11 +213,11 @@ def _undamaged(stored: list[StoredFile], damages: list[Damage], leave_out: bool 
 def read_steps(file: StoredFile, columns: Sequence[str]) -> pa.Table:
     """Return columns of the rows of a file's steps. Row groups without these steps are not read."""
     stored = sorted({*columns, "step"} - file.lacking)
-    table = with_all_columns(read_parquet(file.path, stored, _groups_of(file)), file.lacking)
+    table = with_all_columns(read_parquet(file.path, stored, row_groups_of(file)), file.lacking)
     return (filter_steps(table, file.steps) if file.partial else table).select(columns)
 
 
-def _groups_of(file: StoredFile) -> list[int] | None:
+def row_groups_of(file: StoredFile) -> list[int] | None:
     """Return the row groups that can have rows of a file's steps, by the statistics of the column. None: all."""
     if not file.partial:
         return None

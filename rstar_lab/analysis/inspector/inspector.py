@@ -16,7 +16,7 @@ from IPython.display import display
 
 from rstar_lab.analysis.figure_theme import template
 from rstar_lab.analysis.filters import Where, as_mapping, json_filter, where_sql
-from rstar_lab.analysis.forks import Fork, alternatives_payload, alternatives_table, model_argument, turn_text
+from rstar_lab.analysis.forks import Fork, alternatives_table, json_rows, model_argument, turn_text
 from rstar_lab.analysis.inspector.export import Opened, export_html, export_markdown, listing_html, plain_html
 from rstar_lab.analysis.inspector.link import LinkedFigure, answer_figure, check_links, themed
 from rstar_lab.analysis.inspector.notes import View, check_view, is_typed, read_views, write_note, write_view
@@ -297,8 +297,8 @@ class Inspector(NotebookWidget):
         return self.source.search(text, self._condition(filters, scope))
 
     def _alternatives(self, _buffers: Buffers, traj_id: str, position: int, weights: str) -> Json:
-        model = model_argument(weights, self.source, traj_id)
-        return alternatives_payload(self.alternatives(int(position), traj_id, **model))
+        frame = self.alternatives(int(position), traj_id, **model_argument(weights, self.source, traj_id))
+        return {"rows": json_rows(frame), "weights": frame.attrs["weights"]}
 
     def _fork(self, _buffers: Buffers, traj_id: str, turn: int | None, k: int, edit: str, weights: str) -> Json:
         model = model_argument(weights, self.source, traj_id, fork=True)
@@ -360,14 +360,10 @@ class Inspector(NotebookWidget):
 
     def replacement(self) -> "Inspector":
         widget = Inspector(self.source.store, self.linked)
-        self.share_state(widget)
-        return widget
-
-    def share_state(self, widget: "Inspector") -> None:
-        """Give another inspector this one's source and state. Changes to either apply to both."""
         widget.source, widget.forks, widget._continuations = self.source, self.forks, self._continuations
         for name in Inspector.class_own_traits(sync=True):
             traitlets.link((self, name), (widget, name))
+        return widget
 
 
 def inspect(store: RunsLike, where: Where = None, **state: Any) -> Inspector:
