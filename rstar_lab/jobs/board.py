@@ -64,10 +64,6 @@ def render_table(rows: list[BoardRow]) -> Html:
     return joined([Html(f"<style>{STYLE}</style>"), html(table, head, joined(lines))])
 
 
-def to_text(rows: list[BoardRow]) -> str:
-    return "\n".join("  ".join(cell for cell in row.cells() if cell) for row in rows)
-
-
 class BoardWidget:
     """Widgets of a JobBoard. All of them can be used with the keyboard."""
 
@@ -217,7 +213,8 @@ class JobBoard:
         self._widget.show(rows)
         bundle = self._widget.root._repr_mimebundle_() or {}
         # Without the widget's model, for example in a saved file, the table is shown.
-        display({**bundle, "text/html": render_table(rows), "text/plain": to_text(rows)}, raw=True)
+        text = "\n".join("  ".join(filter(None, row.cells())) for row in rows)
+        display({**bundle, "text/html": render_table(rows), "text/plain": text}, raw=True)
         with contextlib.suppress(RuntimeError):  # without an event loop the board is not updated
             self._task = self._task or asyncio.get_running_loop().create_task(self._follow())
 

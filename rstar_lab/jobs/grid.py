@@ -162,7 +162,8 @@ def _run(plan: GridPlan, log: Callable[[str], None]) -> list[str]:
     running: list[Job] = []
     try:
         if not plan.has_model:
-            running = [_submit_sft(plan, log)]
+            options: dict[str, Any] = {"runs_dir": plan.runs_dir, "name": plan.name, "grid": plan.name, "log": log}
+            running = [submit(plan.recipe, plan.profile, plan.overrides, command="sft", **options)]
             _wait_for_one(running)
             if not plan.has_model:
                 raise UserError(f"the SFT of grid {plan.name} failed: {'; '.join(grid.failures())}")
@@ -185,11 +186,6 @@ def _run(plan: GridPlan, log: Callable[[str], None]) -> list[str]:
         groups = "; ".join(f"{line} ({', '.join(runs)})" for line, runs in failures.items())
         raise UserError(f"grid {plan.name}: {groups}. The same call runs the missing runs")
     return [f"{plan.run_name(arm, seed)}-rl" for arm, seed in cells]
-
-
-def _submit_sft(plan: GridPlan, log: Callable[[str], None]) -> Job:
-    options: dict[str, Any] = {"runs_dir": plan.runs_dir, "name": plan.name, "grid": plan.name, "log": log}
-    return submit(plan.recipe, plan.profile, plan.overrides, command="sft", **options)
 
 
 def _submit_cell(plan: GridPlan, arm: str, seed: int, log: Callable[[str], None]) -> Job:

@@ -54,7 +54,11 @@ class Ray(Backend):
     def state(self, folder: JobFolder, spec: JobSpec) -> str:
         """Return the state of a job that has no exit.json. Raises UserError if the cluster does not answer or no longer
         knows the job."""
-        return STATES[_states_of_jobs(spec).get(spec.id) or _state_of_job(spec)]
+        if spec.id in (states := _states_of_jobs(spec)):
+            return STATES[states[spec.id]]
+        client = _client(spec)
+        with _explain(f"Ray does not know job {spec.id}"):
+            return STATES[client.get_job_status(spec.id).value]
 
     def stop(self, folder: JobFolder, spec: JobSpec) -> None:
         """Ask Ray to stop the job and wait until it has ended."""
@@ -99,12 +103,6 @@ def _states_of_jobs(spec: JobSpec) -> dict[str, str]:
             states = {job.submission_id: str(job.status.value) for job in client.list_jobs() if job.submission_id}
         _states[_address(spec)] = time.monotonic(), states
     return states
-
-
-def _state_of_job(spec: JobSpec) -> str:
-    client = _client(spec)
-    with _explain(f"Ray does not know job {spec.id}"):
-        return str(client.get_job_status(spec.id).value)
 
 
 def _limit(response: Any, **_: Any) -> None:

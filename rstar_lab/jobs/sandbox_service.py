@@ -57,7 +57,8 @@ class SandboxService:
     def commands(self) -> dict[str, Command]:
         """Commands of the processes by name, in the order in which they are started."""
         commands: dict[str, Command] = {"redis-server": self._start_redis} if self.own_redis else {}
-        commands["service"] = self._start_http
+        serve = ["sandbox", "serve", "--host", self.host, "--port", str(self.http_port)]
+        commands["service"] = lambda: run_cli(serve, self.environment)
         if self.workers:
             commands["workers"] = lambda: start_workers(self.workers, self.environment)
         return commands
@@ -114,10 +115,6 @@ class SandboxService:
         process.stdin.write("\n".join(lines).encode())
         process.stdin.close()
         return process
-
-    def _start_http(self) -> subprocess.Popen[bytes]:
-        command = ["sandbox", "serve", "--host", self.host, "--port", str(self.http_port)]
-        return run_cli(command, self.environment)
 
     def _answers(self) -> bool:
         """Whether the service answers. It exits if it starts before Redis is ready, and is started again."""

@@ -20,10 +20,6 @@ class Pages:
         self._queues: list[tuple[asyncio.AbstractEventLoop, asyncio.Queue[str]]] = []
         self.comms: dict[str, PageComm] = {}
 
-    def widget_comm(self, **_: Any) -> "PageComm":
-        """Create the connection of a new widget. `Viewer` replaces `comm.create_comm` by it."""
-        return PageComm(self)
-
     @contextmanager
     def connect(self) -> Iterator[asyncio.Queue[str]]:
         """Yield the queue of a page until it is closed."""

@@ -27,7 +27,7 @@ from rstar_lab.doctor import doctor
 from rstar_lab.runs.errors import READ_ERRORS
 from rstar_lab.untrusted.files import parse_json
 from rstar_lab.untrusted.text import html
-from rstar_lab.viewer.page_comm import Pages, state_of_page
+from rstar_lab.viewer.page_comm import PageComm, Pages, state_of_page
 
 STATIC = Path(__file__).parent / "static"
 MAX_MESSAGE = 2**22
@@ -57,7 +57,8 @@ class Viewer:
         self._logs = runs_dir if (runs_dir / "run.json").exists() else logs
         self._pages = Pages()
         self._lock = threading.RLock()  # of the widgets
-        comm.create_comm = self._pages.widget_comm  # of all widgets that this process makes from now on
+        # Makes the connections of all widgets that this process makes from now on.
+        comm.create_comm = lambda **_: PageComm(self._pages)
         self._overview: Overview = overview(runs_dir)
         self._root = runs_dir
 

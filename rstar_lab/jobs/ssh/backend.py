@@ -4,7 +4,7 @@ import hashlib
 import os
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,9 @@ class OverSsh(Backend):
         """
         settings, handle = connect(job.machine, job.host, job.log)
         runs_dir = Path(job.runs_dir or "runs").absolute()
-        check_run_names(job.run_name, runs_dir, handle)
+        for run_id in (f"{job.run_name}-sft", f"{job.run_name}-rl"):
+            if problem := foreign_run(runs_dir / run_id, handle["ssh"]["host"], f"{handle['runs']}/{run_id}"):
+                raise UserError(f"{problem}; submit with another --name or --runs-dir")
         spec = JobSpec(
             id=job.job_id, recipe=_absolute(job.recipe), backend=self.name, command=[settings.python], cwd=str(Path.cwd()),
             profile=_absolute(job.profile) if job.profile else job.machine.name, runs_dir=str(runs_dir),
@@ -206,13 +208,6 @@ def profile_of_host(host: str) -> Profile:
     found = profile.ssh.model_dump(include={"python", "setup", "remote_dir"})
     settings = Ssh(**found, host=host, backend=backend)
     return profile.model_copy(update={"backend": "ssh", "ssh": settings, "secrets": []})
-
-
-def check_run_names(run_name: str, runs_dir: Path, handle: Mapping[str, Any]) -> None:
-    """Reject a job whose runs cannot be copied to `runs_dir`, because a run of that name there is not a copy from this host."""
-    for run_id in (f"{run_name}-sft", f"{run_name}-rl"):
-        if problem := foreign_run(runs_dir / run_id, handle["ssh"]["host"], f"{handle['runs']}/{run_id}"):
-            raise UserError(f"{problem}; submit with another --name or --runs-dir")
 
 
 def ssh_settings(profile: Profile, host: str | None) -> Ssh:
