@@ -1,10 +1,11 @@
-"""How a command ends: SIGTERM, SIGHUP (a closed terminal) and a closed output end it as Ctrl-C does."""
+"""How a command ends: SIGTERM, SIGHUP (a closed terminal) and a closed output end it as Ctrl-C does. And how it ends others."""
 
 import atexit
 import contextlib
 import errno
 import os
 import signal
+import subprocess
 import sys
 from types import FrameType
 from typing import Any, NoReturn
@@ -59,6 +60,15 @@ def end_now(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def wait_or_kill(process: "subprocess.Popen[Any]", grace_s: float) -> int:
+    """Wait until a process of this one has ended, kill it after `grace_s` seconds, and return its exit code."""
+    try:
+        return process.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
 
 
 class _Output:

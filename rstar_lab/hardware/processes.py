@@ -14,6 +14,8 @@ from typing import Any, Self
 
 import psutil
 
+from rstar_lab.hardware.ends import wait_or_kill
+
 JOB_VARIABLE = "RSTAR_LAB_JOB"
 PR_SET_PDEATHSIG = 1
 GONE = (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess)
@@ -70,15 +72,6 @@ def end_processes(job_id: str, *, root: int | None = None, grace_s: float = 3.0)
             with contextlib.suppress(*GONE):
                 process.kill()
         psutil.wait_procs(remaining, timeout=1)
-
-
-def wait_or_kill(process: "subprocess.Popen[Any]", grace_s: float) -> int:
-    """Wait until a process of this one has ended, kill it after `grace_s` seconds, and return its exit code."""
-    try:
-        return process.wait(grace_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
 
 
 def run_child(command: list[str], *, capture: bool = True, **options: Any) -> "subprocess.CompletedProcess[str]":

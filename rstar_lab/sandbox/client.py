@@ -126,7 +126,9 @@ class SandboxClient(Sandbox):
         the server refuses the token or is not a sandbox service.
         """
         body = dumps({"calls": [work_to_dict(call) for call in calls], "stream": stream})
-        async with self.http.stream("POST", f"{self.url}/calls", content=body, headers=self._headers()) as response:
+        token = self._token or find_token(self.url)  # a service that was started again has another token
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+        async with self.http.stream("POST", f"{self.url}/calls", content=body, headers=headers) as response:
             if response.status_code != 200:
                 raise_refusal(self.url, response, await response.aread())
             async for line in response.aiter_lines():
@@ -171,11 +173,6 @@ class SandboxClient(Sandbox):
             log.warning("%s; calls are sent again until their deadline (%g s)", text, self.deadline_s)
         self.failing = True
         return failure(Outcome.QUEUE_TIMEOUT if is_busy(error) else Outcome.SANDBOX_ERROR, text)
-
-    def _headers(self) -> dict[str, str]:
-        # A service that was started again has another token.
-        token = self._token or find_token(self.url)
-        return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
 
     def enqueue(self, item: Waiting) -> None:
         self.waiting.append(item)

@@ -19,6 +19,7 @@ from typing import Any
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.common.temporary import LockedFolder
+from rstar_lab.hardware.ends import wait_or_kill
 from rstar_lab.sandbox.call import failure
 from rstar_lab.sandbox.call_request import Answer
 from rstar_lab.sandbox.runtime import cgroup, kernel, pressure, protocol, rootfs
@@ -31,7 +32,6 @@ from rstar_lab.sandbox.supervisor_pool import (
     SupervisorConnection,
     SupervisorDied,
     View,
-    wait_or_kill,
 )
 
 RUNSC = "runsc"

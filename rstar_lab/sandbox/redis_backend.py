@@ -133,7 +133,7 @@ class RedisBackend:
             await asyncio.sleep(0.2)
         proposal = secrets.choice(list(self.workers))
         holder, lost = await self.redis.eval(
-            transport.CLAIM_SESSION, 2, transport.session_key(session), transport.WORKERS,
+            transport.CLAIM_SESSION, 2, f"{transport.PREFIX}session:{session}", transport.WORKERS,
             proposal, SESSION_KEPT_MS, transport.DEAD_AFTER_MS,
         )  # fmt: skip
         return holder.decode(), bool(lost)

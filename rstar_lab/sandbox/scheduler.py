@@ -171,9 +171,7 @@ class Scheduler:
                 break
             del self._preempted[slot]
             self._long[slot] = None
-            self._counts[slot.state] -= 1
-            slot.state = SlotState.RUNNING
-            self._counts[slot.state] += 1
+            self._move(slot, SlotState.RUNNING)
             slot.on_resume()
         self._timer = self._resume_later() if self._preempted else None
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.outcomes import Outcome
 from rstar_lab.common.temporary import LockedFolder
+from rstar_lab.hardware.ends import wait_or_kill
 from rstar_lab.sandbox.call_request import Answer, unpack_answer
 from rstar_lab.sandbox.runtime import protocol
 from rstar_lab.sandbox.runtime.zygote import PRELOAD, TIERS
@@ -53,15 +54,6 @@ sys.path[0] = ""
 sys.argv = ["main.py"]
 main(*{arguments!r})
 """
-
-
-def wait_or_kill(process: subprocess.Popen[bytes], grace_s: float) -> None:
-    """Wait until a process has ended; kill it after `grace_s` seconds. Needs no package, as the whole sandbox on this machine."""
-    try:
-        process.wait(grace_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 class SupervisorDied(Exception):

@@ -75,10 +75,6 @@ def results_of(client: str) -> str:
     return f"{PREFIX}results:{client}"
 
 
-def session_key(session: str) -> str:
-    return f"{PREFIX}session:{session}"
-
-
 def connect(url: str) -> aioredis.Redis:
     """Return a client that does not retry: only the caller knows whether a command may run twice.
 

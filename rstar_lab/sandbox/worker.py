@@ -88,7 +88,11 @@ class Worker:
         await self.drain()
         await end([reading, *others])
         with contextlib.suppress(RedisError, OSError):
-            await self.deregister()
+            # Other workers claim the unfinished calls of this one, as those of a dead worker.
+            await self.redis.zrem(transport.WORKERS, self.name)
+            await self.redis.delete(self.own_stream)
+            if not self.in_flight:
+                await self.redis.xgroup_delconsumer(transport.CALLS, transport.GROUP, self.name)
         await self.redis.aclose()
 
     async def read_calls(self) -> None:
@@ -214,10 +218,3 @@ class Worker:
         deadline = time.monotonic() + self.drain_s
         while self.in_flight and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-
-    async def deregister(self) -> None:
-        """Remove this worker. Other workers claim its unfinished calls, as those of a dead worker."""
-        await self.redis.zrem(transport.WORKERS, self.name)
-        await self.redis.delete(self.own_stream)
-        if not self.in_flight:
-            await self.redis.xgroup_delconsumer(transport.CALLS, transport.GROUP, self.name)
