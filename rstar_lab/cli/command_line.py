@@ -128,15 +128,10 @@ def _missing_command(error: ModuleNotFoundError | UserError) -> Callable[[], Non
 _mount()
 
 
-def _hide_types_of_flags() -> None:
-    """Print flags without a type in the help: Typer prints `--fast <bool>`, which reads as if the flag took a value."""
-    option: Any = typer.core.TyperOption
-    shown = getattr(option, "display_type_rich", None)  # other versions of Typer print no type
-    if shown is not None:
-        option.display_type_rich = lambda self, ctx: None if self.is_flag else shown(self, ctx=ctx)
-
-
-_hide_types_of_flags()
+# Typer prints `--fast <bool>` in the help, which reads as if the flag took a value. Other versions of Typer print no type.
+_Option: Any = typer.core.TyperOption
+if _display_type := getattr(_Option, "display_type_rich", None):
+    _Option.display_type_rich = lambda self, ctx: None if self.is_flag else _display_type(self, ctx=ctx)
 
 
 def _fail_usage(error: Any) -> NoReturn:

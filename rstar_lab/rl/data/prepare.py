@@ -181,7 +181,7 @@ def _read_sources(
     ids: set[str] = set()
     repeated = 0
     for parsed in (parse_source(text, fields) for text in sources):
-        before, rows, source_name = len(seen), 0, _unused_name(parsed, entries)
+        before, rows, source_name = len(seen), 0, _unused(parsed.source.name, [entry["name"] for entry in entries])
         for candidate in read_source(parsed, on_bad_row):
             rows += 1
             candidate.source = source_name
@@ -198,7 +198,7 @@ def _read_sources(
             ids.add(name)
         if not rows:
             raise ProblemError(f"{parsed.path or parsed.source.hub}: no problems")
-        entries.append(_entry(parsed, entries, rows) | {"different": len(seen) - before})
+        entries.append(_entry(parsed, source_name, rows) | {"different": len(seen) - before})
     return list(seen.values()), repeated
 
 
@@ -208,14 +208,10 @@ def _unused(name: str, used: Collection[str]) -> str:
     return next(candidate for candidate in itertools.chain([name], numbered) if candidate not in used)
 
 
-def _unused_name(parsed: ParsedSource, entries: Sequence[Mapping[str, Any]]) -> str:
-    return _unused(parsed.source.name, [entry["name"] for entry in entries])
-
-
-def _entry(parsed: ParsedSource, entries: Sequence[Mapping[str, Any]], rows: int) -> dict:
-    """Return the entry of a source in the report. Two files `train.jsonl` have different names in it."""
+def _entry(parsed: ParsedSource, name: str, rows: int) -> dict:
+    """Return the entry of a source in the report. name: two files `train.jsonl` have different names in it."""
     return {
-        "name": _unused_name(parsed, entries),
+        "name": name,
         "from": str(parsed.path or parsed.source.hub),
         "rows": rows,
         "sha256": _file_hash(parsed.path) if parsed.path else None,
@@ -234,8 +230,9 @@ def _read_evaluation(
     for parsed in (parse_source(text, fields) for text in against):
         evaluation = [candidate.problem.question for candidate in read_source(parsed, on_bad_row)]
         questions += evaluation
-        entries.append(_entry(parsed, entries, len(evaluation)))
-        owners += [entries[-1]["name"]] * len(evaluation)
+        name = _unused(parsed.source.name, [entry["name"] for entry in entries])
+        entries.append(_entry(parsed, name, len(evaluation)))
+        owners += [name] * len(evaluation)
     return questions, owners
 
 

@@ -19,7 +19,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from typing_extensions import TypedDict
 
-from rstar_lab.common.errors import UserError
+from rstar_lab.common.errors import UserError, first_line
 from rstar_lab.common.http_answers import limit_answers
 from rstar_lab.common.service_tokens import find_token
 from rstar_lab.rl.engine import Completion, EngineError, FinishReason, RequestRefused, Sampling
@@ -39,18 +39,13 @@ class ServerUnreachable(EngineError):
     """The server closed the connection or did not answer in time."""
 
 
-def error_text(error: Exception) -> str:
-    """Return the text of an exception, or its type if it has none."""
-    return str(error) or type(error).__name__
-
-
 @contextmanager
 def reachable(name: str, error: type[EngineError] = EngineError) -> Iterator[None]:
     """Convert an error of the connection to `error`. name: of the server."""
     try:
         yield
     except httpx.TransportError as failure:
-        raise error(f"{name}: {error_text(failure)}") from None
+        raise error(f"{name}: {first_line(failure)}") from None
 
 
 def readable_answer(name: str) -> AbstractContextManager[None]:
@@ -319,7 +314,7 @@ class ServerEngine:
             try:
                 answer = await self._http.post("/v1/completions", json=body)
             except httpx.TransportError as error:
-                failure = error_text(error)
+                failure = first_line(error)
             else:
                 if answer.status_code == 200:
                     with readable_answer(self.name):
@@ -494,7 +489,7 @@ async def read_model_card(http: httpx.AsyncClient, url: str) -> ModelCard:
         answer = await http.get("/v1/models", timeout=30.0)
     except (httpx.TransportError, httpx.InvalidURL) as error:
         raise UserError(
-            f"{url} does not answer ({error_text(error)}): start it with `rstar-lab serve MODEL`, or correct the URL"
+            f"{url} does not answer ({first_line(error)}): start it with `rstar-lab serve MODEL`, or correct the URL"
         ) from None
     if answer.status_code in (401, 403):
         raise UserError(f"{url} rejects the token: set {API_KEY} to the token that the server was started with")

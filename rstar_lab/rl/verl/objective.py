@@ -138,30 +138,26 @@ def stream_tensors(
         groups: group of each row.
         rl: settings of the stage.
     """
-    found = [
-        Streams(loss_weight_T=0.0) if stream is None or not mask.any() else stream
+    rows = [
+        (Streams(loss_weight_T=0.0) if stream is None or not mask.any() else stream, mask)
         for stream, mask in zip(streams, masks, strict=True)
     ]
-    weights = [
-        mask * _row(1.0 if stream.loss_weight_T is None else stream.loss_weight_T, mask)
-        for stream, mask in zip(found, masks, strict=True)
-    ]
+    weights = [mask * _row(stream.loss_weight_T, mask, default=1.0) for stream, mask in rows]
     tokens = [int((row != 0).sum()) for row in weights]
     of_rows = aggregation_weights(tokens, groups, rl)
-    ce_weights = [
-        _row(0.0 if stream.ce_weight_T is None else stream.ce_weight_T, mask)
-        for stream, mask in zip(found, masks, strict=True)
-    ]
+    ce_weights = [_row(stream.ce_weight_T, mask) for stream, mask in rows]
     ce_tokens = max(1, sum(int((row != 0).sum()) for row in ce_weights))
     return {
-        "advantages": [_row(stream.advantage_T, mask) * mask for stream, mask in zip(found, masks, strict=True)],
+        "advantages": [_row(stream.advantage_T, mask) * mask for stream, mask in rows],
         POLICY_WEIGHTS: [row * weight for row, weight in zip(weights, of_rows, strict=True)],
         CE_WEIGHTS: [row / ce_tokens for row in ce_weights],
     }
 
 
-def _row(values: Stream, mask: torch.Tensor) -> torch.Tensor:
-    return torch.as_tensor(np.broadcast_to(np.asarray(values, np.float32), tuple(mask.shape)).copy())
+def _row(values: Stream | None, mask: torch.Tensor, default: float = 0.0) -> torch.Tensor:
+    """Return the values of a stream as a tensor of the mask's shape. default: value of a stream that is missing."""
+    row = np.asarray(default if values is None else values, np.float32)
+    return torch.as_tensor(np.broadcast_to(row, tuple(mask.shape)).copy())
 
 
 def aggregation_weights(tokens: Sequence[int], groups: Sequence[Any], rl: RlSection) -> list[float]:
