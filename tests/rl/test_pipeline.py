@@ -1,10 +1,11 @@
 """The pieces of a recipe's run: where SFT runs, and what a step's progress line shows."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers.scripted_training import TOKENIZER, Player, problem, right
+from helpers.scripted_training import TOKENIZER, Player, problem, recipe_of, right, tiny
 from helpers.tiny_models import make_model
 
 from rstar_lab.common.errors import UserError
@@ -16,11 +17,13 @@ from rstar_lab.rl.engines.group import EngineGroup
 from rstar_lab.rl.evaluation import local_rollouts
 from rstar_lab.rl.models.model import attention_implementation
 from rstar_lab.rl.overrides import parse_recipe
-from rstar_lab.rl.recipe import EngineSection
-from rstar_lab.rl.resolved import resolve
+from rstar_lab.rl.recipe import EngineSection, Section
+from rstar_lab.rl.recipe.recipe import SAME_IN_ALL_STAGES
+from rstar_lab.rl.resolved import ResolvedRecipe, resolve
 from rstar_lab.rl.rollout.codec import Codec
 from rstar_lab.rl.rollout.context import RolloutContext
 from rstar_lab.rl.session import RunSession
+from rstar_lab.rl.training.trainer import Trainer
 from rstar_lab.runs.reader import RunReader
 
 SFT = {"problems": {"synthetic": {"count": 1}}}
@@ -94,6 +97,34 @@ async def test_evaluation_during_training_is_a_run_and_metrics(tmp_path):
         assert result["n"] == 8 and reader.read("trajectories").num_rows == 8
         assert [found["held"][name] for name in ("pass1", "low", "high")] == result["pass1"]
         assert found["held"]["response_tokens"] == result["response_tokens"]
+
+
+def watched(section: Section, read: set[str], place: str = ""):
+    """Return a copy of a section that adds each key to `read` that is read from it."""
+
+    class Watched(type(section)):
+        def __getattribute__(self, name: str):
+            value = super().__getattribute__(name)
+            if name in type(section).model_fields and not isinstance(value, Section):
+                read.add(place + name)
+            return watched(value, read, f"{place}{name}.") if isinstance(value, Section) else value
+
+    return Watched.model_construct(**dict(section))
+
+
+async def test_a_key_that_training_reads_once_for_all_stages_cannot_differ_between_them(tmp_path):
+    recipe, read = recipe_of([{"name": "one", "steps": 1}], tools=[]), set[str]()
+    stage = recipe.settings(recipe.stages[0])
+    recipe = recipe.model_copy(update={"rl": watched(recipe.rl, read), "runs": tmp_path})
+    session = RunSession(ResolvedRecipe(recipe, {}, {}, {}), Reporter(True))
+    await session.context(TOKENIZER, stage)
+    trainer = Trainer(
+        recipe, model=tiny(), tokenizer=TOKENIZER, engines=EngineGroup([Player()], tmp_path, 64), tools={}, reward=right,
+        writer=SimpleNamespace(run_dir=tmp_path), problems={}, on_step=print,
+    )  # fmt: skip
+    trainer.context(stage)
+    assert {"limits.tool_timeout_s", "limits.tool_truncate_side", "reward_timeout_s"} <= read
+    assert [key for key in read if not {key, key.split(".")[0]} & set(SAME_IN_ALL_STAGES)] == []
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-3), ("bfloat16", 0.1)])

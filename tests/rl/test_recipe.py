@@ -30,7 +30,7 @@ def test_shipped_recipes_load_by_path_and_by_name(path):
     assert load_recipe(path.stem) == recipe
 
 
-@pytest.mark.parametrize(("override", "message"), CASES["errors"])
+@pytest.mark.parametrize(("override", "message"), CASES["errors"] + CASES["typed sections"])
 def test_errors_name_the_key_and_the_nearest_known_one(override, message):
     with pytest.raises(RecipeError, match=message):
         load_recipe("tiny", parse_overrides([override]))
@@ -103,22 +103,10 @@ def test_another_type_of_a_section_keeps_only_the_keys_that_it_has():
         assert rl.method.roc.oversample == 2 and rl.schedule.lockstep
 
 
-@pytest.mark.parametrize(("override", "message"), CASES["typed sections"])
-def test_errors_in_a_typed_section_name_key_and_type(override, message):
-    with pytest.raises(RecipeError, match=message):
-        load_recipe("tiny", parse_overrides([override]))
-
-
 @pytest.mark.parametrize(("key", "words"), CASES["keys of the release"].items())
 def test_other_forms_of_names_of_the_release_are_explained(key, words):
     with pytest.raises(RecipeError, match=words):
         load_recipe("release_dapo", parse_overrides([f"{key}=5"]))
-
-
-@pytest.mark.parametrize("name", ["a/b", "my set", "../x", "日本", ""])
-def test_names_of_evaluation_sets_are_checked_before_the_run(name):
-    with pytest.raises(RecipeError, match=r"evaluate\.sets: .*use letters, digits"):
-        load_recipe("tiny", {"evaluate.sets": {name: {"synthetic": {"count": 1}}}})
 
 
 def test_every_key_of_the_scripts_of_the_release_has_an_answer():
@@ -224,13 +212,8 @@ def test_every_key_is_read_somewhere():
 
 
 def test_every_key_has_a_description():
-    missing = [
-        f"{section.__name__}.{key}"
-        for section in SECTIONS
-        for key, field in section.model_fields.items()
-        if not field.description
-    ]
-    assert missing == []
+    for section in SECTIONS:
+        assert [key for key, field in section.model_fields.items() if not field.description] == [], section
 
 
 def test_key_tables_in_docs_are_current(tmp_path):
@@ -243,11 +226,6 @@ def test_key_tables_in_docs_are_current(tmp_path):
 def test_rl_defaults_are_those_of_the_paper():
     rl = RlSection()
     assert (rl.problems_per_step, rl.group_size, rl.method.roc.oversample) == (512, 16, 2)
-    assert (rl.method.clip_low, rl.method.clip_high, rl.lr, rl.warmup_steps, rl.temperature) == (
-        0.2,
-        0.28,
-        1e-6,
-        20,
-        1.0,
-    )
+    assert (rl.method.clip_low, rl.method.clip_high, rl.lr, rl.warmup_steps) == (0.2, 0.28, 1e-6, 20)
+    assert rl.temperature == 1.0
     assert (rl.method.roc.rule, rl.limits.max_turns) == ("paper", 10)

@@ -8,8 +8,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -291,18 +291,14 @@ async def open_chat(
         folder = Path(tokenizer or folder)
         with reading(folder, "; give another --tokenizer", UserError):
             codec = ConversationCodec(load_tokenizer(folder), tools, options.prompt_format)
-        log = stack.enter_context(_open_run(runs_dir, name, label, options, codec.tokenizer)) if save else None
-        yield Chat(inference, codec, tools, options, name, log)
-
-
-@contextmanager
-def _open_run(runs_dir: Path, name: str, model: str, options: ChatOptions, tokenizer: Any) -> Iterator[RunWriter]:
-    """Open run `name` of a chat. Raises RunStoreError."""
-    recipe = {"model": model, "chat": asdict(options)}
-    with RunWriter.open(runs_dir, name, kind="chat", recipe=recipe, seed=options.seed or 0) as writer:
-        writer.write_vocabulary(vocabulary(tokenizer))
-        yield writer
-        writer.finish("finished")
+        writer = None
+        if save:
+            recipe, seed = {"model": label, "chat": asdict(options)}, options.seed or 0
+            writer = stack.enter_context(RunWriter.open(runs_dir, name, kind="chat", recipe=recipe, seed=seed))
+            writer.write_vocabulary(vocabulary(codec.tokenizer))
+        yield Chat(inference, codec, tools, options, name, writer)
+        if writer is not None:
+            writer.finish("finished")
 
 
 def _write_reply(writer: RunWriter, trajectory: Trajectory) -> None:

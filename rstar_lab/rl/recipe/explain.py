@@ -21,9 +21,7 @@ ROOTS = (
 )  # fmt: skip
 # `verl.KEY` sets the keys of these sections that have no counterpart.
 VERL_ROOTS = ("data", "actor_rollout_ref", "algorithm", "trainer")
-_WORDS = yaml.load(
-    Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-)
+_WORDS = yaml.load(Path(__file__).with_name("words.yaml").read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 RELEASE_KEYS: dict[str, str] = _WORDS["release"]
 # Words that TRL, the Trainer of Hugging Face, verl and OpenRLHF use for keys of a recipe, and the keys.
 SYNONYMS: dict[str, str] = {word: keys for keys, words in _WORDS["synonyms"].items() for word in words}

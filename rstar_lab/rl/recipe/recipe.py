@@ -1,6 +1,7 @@
 """The top level of a recipe, and one entry of its `stages`."""
 
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,11 @@ from rstar_lab.rl.section import Positive, Section, merged
 FUNCTION_KEYS = (
     "chat_template", "environment", "families", "loss", "metrics", "penalties", "reward", "roc_penalties", "rule", "scheduler", "tools",
     "type",
+)  # fmt: skip
+
+# Keys of `rl` of which a run has one value: all stages share the objects that use them.
+SAME_IN_ALL_STAGES = (
+    "prompt", "tools", "environments", "reward", "reward_timeout_s", "answer", "lora", "limits.tool_truncate_side", "limits.tool_timeout_s",
 )  # fmt: skip
 
 
@@ -191,8 +197,8 @@ class Recipe(Section):
                     "rl.schedule.type: async is not supported with engine.kind: server, which does not report the weights of "
                     "each token; set rl.schedule={type: one_step_off}"
                 )
-            for key in ("prompt", "tools", "reward", "answer", "lora", "environments"):
-                if getattr(settings, key) != getattr(self.rl, key):
+            for key in SAME_IN_ALL_STAGES:
+                if attrgetter(key)(settings) != attrgetter(key)(self.rl):
                     raise ValueError(f"stages.{stage.name}.{key}: cannot differ between stages; set rl.{key}")
         return self
 

@@ -229,8 +229,8 @@ class EnvironmentEntry(Section):
 
 
 class RlSection(Section):
-    """Defaults of all RL stages. A stage may change any key except `tools`, `reward`, `answer`, `lora`, `environments` and
-    `prompt`."""
+    """Defaults of all RL stages. A stage cannot change `prompt`, `tools`, `environments`, `reward`, `reward_timeout_s`, `answer`,
+    `lora`, `limits.tool_truncate_side` and `limits.tool_timeout_s`."""
 
     problems_per_step: Positive = 512
     """Problems (groups) per step. Default: paper, section 4.3."""
