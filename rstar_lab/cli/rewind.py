@@ -14,7 +14,7 @@ app = typer.Typer()
 def rewind(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Id of an RL run, or its folder.")],
     step: Annotated[
-        int, typer.Argument(metavar="STEP", help="First step to repeat; the newest checkpoint before it is used.")
+        int, typer.Argument(metavar="STEP", help="A step to repeat; the newest checkpoint before it is used.")
     ],
     into: Annotated[Path, typer.Argument(metavar="INTO", help="New folder of runs, to which the run is copied.")],
     overrides: Overrides = None,
@@ -25,7 +25,7 @@ def rewind(
     runs_dir: RunsFolder = Path("runs"),
     as_json: AsJson = False,
 ) -> None:
-    """Copy a run up to a checkpoint and write a recipe that continues from it. `--set` changes recipe keys.
+    """Copy a run up to its newest checkpoint before STEP and write a recipe that continues from it. `--set` changes recipe keys.
 
     `rstar-lab train INTO/recipe.yaml` then trains the steps again. With --json: {"recipe"}.
     """

@@ -1,5 +1,6 @@
 """The numbers of `rstar-lab demo` and `demo --real` in the documentation follow from the recorded evaluations."""
 
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -38,4 +39,6 @@ def test_results_of_the_small_demo_equal_the_recorded_ones():
 
 def test_results_of_the_own_model_equal_the_recorded_ones():
     sums = pd.read_csv(benchmark_file("own-model.csv"))
-    assert own_model.table(sums) in own_model.PAGE.read_text() and own_model.gain(sums, 1).low > 0
+    page = own_model.PAGE.read_text()
+    assert own_model.table(sums) in page and own_model.gain(sums, 1).low > 0
+    assert re.findall(r"(\S+)-held_out-rl against (\S+)-held_out-sft", page) == [("recipe", "recipe")]

@@ -83,6 +83,11 @@ def test_a_rewound_run_has_no_copy_of_a_linked_file(original: Path, tmp_path: Pa
     assert len(copied) == 2 and all(path.is_symlink() for path in copied)
 
 
+def test_the_help_says_which_checkpoint_is_used():
+    shown = " ".join(CliRunner().invoke(app, ["rewind", "--help"]).stdout.split())
+    assert "a run up to its newest checkpoint before STEP" in shown and "First step to repeat" not in shown
+
+
 @pytest.mark.slow
 def test_errors_name_the_reason(original: Path, tmp_path: Path):
     run = original / "scored-rl"
