@@ -26,6 +26,7 @@ from rstar_lab.rl.engine import Completion, EngineError, FinishReason, RequestRe
 from rstar_lab.rl.engines.devices import end_of_log
 
 LOG = logging.getLogger(__name__)
+MAX_RESTARTS = 3
 NAMED_S = 30.0  # seconds after which a busy process that sends nothing is named
 Request = tuple[int, list[int], Sampling]
 WeightSource = tuple[str, Any]  # ("file", path) or ("tensors", (tensors, aliases, adapters)), which are sent pickled
@@ -73,7 +74,7 @@ class VllmEngine:
         stall_s: float = 300.0,
         gpu: str | None = None,
     ):
-        self.name, self.log, self.stall_s, self.restarts_left = name, log, stall_s, 3
+        self.name, self.log, self.stall_s, self.restarts_left = name, log, stall_s, MAX_RESTARTS
         self.env, self.gpu = env or {}, gpu
         self._ids = count()
         self._pending: dict[int, tuple[Request, asyncio.Future[Completion]]] = {}
