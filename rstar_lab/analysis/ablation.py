@@ -258,17 +258,13 @@ def _cell(row: dict, percent: bool) -> str:
     return f"**{value}**{text.removeprefix(value)}" if row["p_holm"] < SIGNIFICANT else text
 
 
-def learning_curves(runs: RunsLike, evaluation: str = "held_out") -> pd.DataFrame:
+def learning_curves(runs: RunsLike) -> pd.DataFrame:
     """Return one row per run and evaluation: arm, seed, step, tokens (trained so far), seconds (of the steps so far, without the
-    evaluations), pass1.
-
-    evaluation: name of the evaluation set, which `evaluate.during.every` evaluates. Raises UserError if no run has it.
-    """
-    runs = as_runs(runs)
-    column = f"eval/{evaluation}/pass1"
+    evaluations), pass1 (of the set `held_out`). Raises UserError if no run was evaluated on it during training."""
+    runs, column = as_runs(runs), "eval/held_out/pass1"
     table, steps = runs.runs(), runs.steps().sort_values(["run_id", "step"])
     if column not in steps:
-        raise UserError(f"{runs.path}: no run has evaluations of {evaluation!r}; train with evaluate.during.every")
+        raise UserError(f"{runs.path}: no run has evaluations of 'held_out'; train with evaluate.during.every")
     zero, labels = pd.Series(0, steps.index), table.get("recipe.label", pd.Series("", table.index))
     steps["seconds"] = steps.step_s - steps.get("evaluate_s", zero).fillna(0)
     steps["tokens"] = steps.get("update_tokens", zero).fillna(0)  # missing if no step had an update

@@ -4,9 +4,8 @@ Metrics include all rollouts of a step, also those that resampling dropped. With
 policy would look better than it is.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -248,22 +247,13 @@ def measure(
     metrics = [get_metric(name) for name in names]
     sums = sum_by_problem(runs, metrics, by, where)
     rows = []
-    for key, group in _groups(sums, by):
+    for key, group in sums.groupby(list(by), dropna=False, sort=True) if by else [((), sums)]:
+        named = dict(zip(by, key, strict=True))
         for metric in metrics:
             above, below = (group[f"{metric.name}_{side}"].to_numpy(float) for side in ("numerator", "denominator"))
             estimate = ratio(above, below, int(group[f"{metric.name}_n"].sum()))
-            rows.append({**key, "metric": metric.name, **vars(estimate)})
+            rows.append({**named, "metric": metric.name, **vars(estimate)})
     return pd.DataFrame(rows, columns=[*by, "metric", "value", "low", "high", "n", "clusters"])
-
-
-def _groups(frame: pd.DataFrame, by: Sequence[str]) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
-    """Yield the values of the columns `by` and the rows that have them."""
-    for key, group in frame.groupby(list(by), dropna=False, sort=True) if by else [((), frame)]:
-        yield dict(zip(by, key, strict=True)), group
-
-
-def _columns(names: Sequence[str]) -> str:
-    return ", ".join(f'"{name}"' for name in names)
 
 
 def sum_by_problem(runs: Runs, metrics: Sequence[Metric], by: Sequence[str], where: Where) -> pd.DataFrame:
@@ -278,33 +268,32 @@ def sum_by_problem(runs: Runs, metrics: Sequence[Metric], by: Sequence[str], whe
             f'sum({metric.denominator}) FILTER ({both}) AS "{metric.name}_denominator"',
             f'count(*) FILTER ({both}) AS "{metric.name}_n"',
         ]
+    columns = ", ".join(f'"{name}"' for name in (*by, "problem_id"))
     return runs.sql(
-        f"""SELECT {_columns([*by, "problem_id"])}, {", ".join(parts)} FROM trajectories
-            WHERE {runs.condition(where)} GROUP BY {_columns([*by, "problem_id"])} ORDER BY ALL"""
+        f"""SELECT {columns}, {", ".join(parts)} FROM trajectories
+            WHERE {runs.condition(where)} GROUP BY {columns} ORDER BY ALL"""
     )
 
 
-def pass_at_k(
-    runs: RunsLike, ks: Sequence[int] = (1, 2, 4, 8), *, by: Sequence[str] = ("run_id",), where: Where = None
-) -> pd.DataFrame:
-    """Return pass@k: the mean over problems of the unbiased estimator 1 - C(n - c, k) / C(n, k).
+def pass_at_k(runs: RunsLike, ks: Sequence[int] = (1, 2, 4, 8), *, where: Where = None) -> pd.DataFrame:
+    """Return pass@k of each run: the mean over problems of the unbiased estimator 1 - C(n - c, k) / C(n, k).
 
     Source: Chen et al. 2021, arXiv 2107.03374, equation 1. Problems with fewer than k rollouts are left out.
-    Columns: those of `by`, k, value, low, high, n, clusters. All rollouts of a problem with equal values of `by` are pooled.
+    Columns: run_id, k, value, low, high, n, clusters.
     """
     runs = as_runs(runs)
     counts = runs.sql(
-        f"""SELECT {_columns([*by, "problem_id"])}, count(correct) AS n, count(*) FILTER (correct) AS c FROM trajectories
+        f"""SELECT run_id, problem_id, count(correct) AS n, count(*) FILTER (correct) AS c FROM trajectories
             WHERE {runs.condition(where)} GROUP BY ALL ORDER BY ALL"""
     )
     rows = []
-    for key, group in _groups(counts, by):
+    for run_id, group in counts.groupby("run_id"):
         for k in ks:
             enough = group[group.n >= k]
             values = np.array([pass_at_k_of(k, n, c) for n, c in zip(enough.n, enough.c, strict=True)], dtype=float)
             estimate = ratio(values, np.ones(len(values)), int(enough.n.sum()))
-            rows.append({**key, "k": k, **vars(estimate)})
-    return pd.DataFrame(rows, columns=[*by, "k", "value", "low", "high", "n", "clusters"])
+            rows.append({"run_id": run_id, "k": k, **vars(estimate)})
+    return pd.DataFrame(rows, columns=["run_id", "k", "value", "low", "high", "n", "clusters"])
 
 
 # --- what became of the rollouts: each was trained on, or left out for one reason

@@ -320,19 +320,16 @@ def _arrow_table(frame: pd.DataFrame) -> pa.Table:
 
 def select_files_sql(level: str, files: Sequence[StoredFile]) -> str:
     """Return a SELECT of the committed rows of the files; without files, of an empty table with the columns."""
+    nulls = {field.name: f'NULL::{_sql_type(field.type)} AS "{field.name}"' for field in LEVELS[level]}
     if not files:
-        nothing = ", ".join(f'NULL::{_sql_type(field.type)} AS "{field.name}"' for field in LEVELS[level])
-        return f"SELECT {nothing} WHERE false"
+        return f"SELECT {', '.join(nulls.values())} WHERE false"
     # DuckDB plans each SELECT separately, so files share one where possible.
     alike: dict[tuple[frozenset[str], tuple[int, ...] | None], list[str]] = {}
     for file in sorted(files, key=lambda file: file.partial):
         alike.setdefault((file.lacking, file.steps if file.partial else None), []).append(quoted(str(file.path)))
     selects = []
     for (lacking, steps), paths in alike.items():
-        columns = ", ".join(
-            f'NULL::{_sql_type(field.type)} AS "{field.name}"' if field.name in lacking else f'"{field.name}"'
-            for field in LEVELS[level]
-        )
+        columns = ", ".join(null if name in lacking else f'"{name}"' for name, null in nulls.items())
         condition = f" WHERE step IN ({', '.join(map(str, steps))})" if steps is not None else ""
         selects.append(f"SELECT {columns} FROM read_parquet([{', '.join(paths)}], hive_partitioning=false){condition}")
     return " UNION ALL ".join(selects)
