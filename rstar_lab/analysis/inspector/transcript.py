@@ -2,7 +2,7 @@
 
 import bisect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, repeat, takewhile
 from typing import Any
@@ -198,6 +198,7 @@ def _model_turn(
     text: str, span: tuple[int, int], turn: int, stream: _TokenText | None, outcomes: Iterator[str | None]
 ) -> Iterator[Segment]:
     """Split the model's text of one turn at its tags."""
+    begin, end = span
 
     def piece(kind: str, low: int, high: int, **more: Any) -> Iterator[Segment]:
         while low < high and text[low] in "\n":
@@ -220,7 +221,24 @@ def _model_turn(
             low = high if close < 0 else close + len(tag[1]) + 3
         yield from piece("text", low, high)
 
-    begin, end = span
+    def of_call(call: ToolCall, outcome: str | None) -> Iterator[Segment]:
+        """Yield the code and the input of a call; for a call without code or with an error its text."""
+        low, high = begin + call.start, begin + call.end
+        if call.arguments is None or not isinstance(call.arguments.get("code"), str):
+            low = text.index(call.raw, low, high)
+            malformed = call.arguments is None
+            yield from piece("call", low, low + len(call.raw), tool=call.name, outcome=outcome, malformed=malformed)
+            return
+        for kind in ("code", "input"):
+            content = call.arguments.get(kind)
+            if not isinstance(content, str) or (kind == "input" and not content):
+                continue
+            first, starts = 0, tuple[int, ...]()
+            if stream and (places := _value_offsets(text, kind, content, low, high)):
+                first, raw = stream.tokens(places[0], places[-1])
+                starts = tuple(min(bisect.bisect_left(places, places[0] + start), len(content)) for start in raw)
+            yield Segment(kind, content, turn, call.name, outcome if kind == "code" else None, first, starts)
+
     while special := _trailing_special(text, begin, end):
         end = special
     parsed = parse_stored_turn(text[begin:end])
@@ -229,7 +247,7 @@ def _model_turn(
     position = begin + parsed.reasoning_end if parsed.reasoning_end else high if high > low else begin
     for call in parsed.calls:
         yield from around(position, begin + call.start)
-        yield from _call_segments(text, begin, call, turn, stream, next(outcomes, None), piece)
+        yield from of_call(call, next(outcomes, None))
         position = begin + call.end
     yield from around(position, end)
 
@@ -238,36 +256,6 @@ def _trailing_special(text: str, begin: int, end: int) -> int | None:
     stripped = len(text[begin:end].rstrip()) + begin
     start = text.rfind("<|", begin, stripped)
     return start if start >= 0 and _SPECIAL.fullmatch(text, start, stripped) else None
-
-
-def _call_segments(
-    text: str,
-    begin: int,
-    call: ToolCall,
-    turn: int,
-    stream: _TokenText | None,
-    outcome: str | None,
-    piece: Callable[..., Iterator[Segment]],
-) -> Iterator[Segment]:
-    """Yield the code and the input of a call; for a call without code or with an error its text.
-
-    begin: where the turn begins in `text`.
-    """
-    low, high = begin + call.start, begin + call.end
-    if call.arguments is None or not isinstance(call.arguments.get("code"), str):
-        low = text.index(call.raw, low, high)
-        malformed = call.arguments is None
-        yield from piece("call", low, low + len(call.raw), tool=call.name, outcome=outcome, malformed=malformed)
-        return
-    for key, kind in (("code", "code"), ("input", "input")):
-        content = call.arguments.get(key)
-        if not isinstance(content, str) or (kind == "input" and not content):
-            continue
-        first, starts = 0, tuple[int, ...]()
-        if stream and (places := _value_offsets(text, key, content, low, high)):
-            first, raw = stream.tokens(places[0], places[-1])
-            starts = tuple(min(bisect.bisect_left(places, places[0] + start), len(content)) for start in raw)
-        yield Segment(kind, content, turn, call.name, outcome if kind == "code" else None, first, starts)
 
 
 _ESCAPE = re.compile(
