@@ -157,7 +157,7 @@ class JobBoard:
         jobs = list_jobs(self.runs_dir)[::-1]
         open_jobs = [job for job in jobs if job.id not in self._ended]
         answers = self._ask_backends([job for job in open_jobs if job.problem is None])
-        rows = {job.id: self._board_row(job, answers.get(job.id) or _row_with_progress(job)) for job in open_jobs}
+        rows = {job.id: self._board_row(job, answers.get(job.id) or job_row(job)) for job in open_jobs}
         self._ended |= {job_id: row for job_id, row in rows.items() if row.status in ENDED}
         return [rows.get(job.id) or self._ended[job.id] for job in jobs]
 
@@ -182,7 +182,9 @@ class JobBoard:
         return answers
 
     def _board_row(self, job: Job, row: dict[str, Any]) -> BoardRow:
-        event = row["progress"]
+        event = row.get("progress")  # known to a backend that reads several jobs
+        if event is None:
+            event = {"line": row["error"]} if job.problem else progress(job.folder.log)
         if row["status"] in ENDED and "reward" not in event and job.run_dir is not None:
             last = last_metrics(job.run_dir) or {}  # the phases after training report no reward
             event = event | {"reward": last.get("reward"), "error_rate": last.get("error_rate")}
@@ -229,11 +231,6 @@ class JobBoard:
         if self._task is not None:
             self._task.cancel()
             self._task = None
-
-
-def _row_with_progress(job: Job) -> dict[str, Any]:
-    row = job_row(job)
-    return row | {"progress": {"line": row["error"]} if job.problem else progress(job.folder.log)}
 
 
 def _readable(line: str) -> str:

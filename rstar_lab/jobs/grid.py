@@ -142,7 +142,21 @@ def submit_grid(recipe: str | Path, arms: Arms, seeds: Sequence[int], **options:
         UserError: For an unknown profile or a recipe that fails preflight.
     """
     plan = GridPlan.of(recipe, arms, seeds, **options)
-    _start_controller(plan)
+    run = f"{plan.name}-grid"
+    controllers = [job for job in list_jobs(plan.runs_dir) if job.spec.run == run]
+    if any(not job.status_or_unknown().ended for job in controllers):
+        raise UserError(f"grid {plan.name} is already running; stop it first, or use another name")
+    job_id = f"{run}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    folder = JobFolder.of(Path(plan.runs_dir), job_id)
+    # The process that runs the grid is a job of this machine, so `jobs list` shows it.
+    spec = JobSpec(
+        id=job_id, recipe=plan.recipe, profile=plan.profile, backend="local",
+        command=[sys.executable, "-m", "rstar_lab.jobs.grid", str(folder.path / "grid.json")], cwd=str(Path.cwd()),
+        runs_dir=plan.runs_dir, overrides=plan.overrides, run=run,
+    )  # fmt: skip
+    folder.save(spec)
+    folder.write("grid.json", asdict(plan))
+    Local().start(folder, spec)
     return Grid(plan.name, plan.runs_dir)
 
 
@@ -160,10 +174,10 @@ def run_grid(
 def _run(plan: GridPlan, log: Callable[[str], None]) -> list[str]:
     grid = Grid(plan.name, plan.runs_dir)
     running: list[Job] = []
+    options: dict[str, Any] = {"runs_dir": plan.runs_dir, "grid": plan.name, "log": log}
     try:
         if not plan.has_model:
-            options: dict[str, Any] = {"runs_dir": plan.runs_dir, "name": plan.name, "grid": plan.name, "log": log}
-            running = [submit(plan.recipe, plan.profile, plan.overrides, command="sft", **options)]
+            running = [submit(plan.recipe, plan.profile, plan.overrides, command="sft", name=plan.name, **options)]
             _wait_for_one(running)
             if not plan.has_model:
                 raise UserError(f"the SFT of grid {plan.name} failed: {'; '.join(grid.failures())}")
@@ -174,8 +188,11 @@ def _run(plan: GridPlan, log: Callable[[str], None]) -> list[str]:
             while len(running) >= plan.concurrency:
                 _wait_for_one(running)
             log(f"{number}/{len(cells)}: {arm}, seed {seed}")
+            name, keys = plan.run_name(arm, seed), plan.keys(arm, seed)
             # A job of an earlier call may still be running if the process that started it was killed.
-            running.append(live.get(f"{plan.run_name(arm, seed)}-rl") or _submit_cell(plan, arm, seed, log))
+            if (job := live.get(f"{name}-rl")) is None:  # the recipe was checked when the SFT was submitted
+                job = submit(plan.recipe, plan.profile, keys, command="train", name=name, preflight=False, **options)
+            running.append(job)
         while running:
             _wait_for_one(running)
     except BaseException:
@@ -188,14 +205,6 @@ def _run(plan: GridPlan, log: Callable[[str], None]) -> list[str]:
     return [f"{plan.run_name(arm, seed)}-rl" for arm, seed in cells]
 
 
-def _submit_cell(plan: GridPlan, arm: str, seed: int, log: Callable[[str], None]) -> Job:
-    # The recipe was checked when the SFT was submitted.
-    return submit(
-        plan.recipe, plan.profile, plan.keys(arm, seed), command="train", runs_dir=plan.runs_dir,
-        name=plan.run_name(arm, seed), grid=plan.name, preflight=False, log=log,
-    )  # fmt: skip
-
-
 def _wait_for_one(running: list[Job]) -> None:
     """Wait until a job has ended and remove it from the list."""
     while True:
@@ -204,23 +213,6 @@ def _wait_for_one(running: list[Job]) -> None:
                 running.remove(job)
                 return
         time.sleep(POLL_S)
-
-
-def _start_controller(plan: GridPlan) -> None:
-    """Start a detached process that runs the grid. It is a job of this machine, so `jobs list` shows it."""
-    controllers = [job for job in list_jobs(plan.runs_dir) if job.spec.run == f"{plan.name}-grid"]
-    if any(not job.status_or_unknown().ended for job in controllers):
-        raise UserError(f"grid {plan.name} is already running; stop it first, or use another name")
-    job_id = f"{plan.name}-grid-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    folder = JobFolder.of(Path(plan.runs_dir), job_id)
-    spec = JobSpec(
-        id=job_id, recipe=plan.recipe, profile=plan.profile, backend="local",
-        command=[sys.executable, "-m", "rstar_lab.jobs.grid", str(folder.path / "grid.json")], cwd=str(Path.cwd()),
-        runs_dir=plan.runs_dir, overrides=plan.overrides, run=f"{plan.name}-grid",
-    )  # fmt: skip
-    folder.save(spec)
-    folder.write("grid.json", asdict(plan))
-    Local().start(folder, spec)
 
 
 def main(path: str) -> None:

@@ -34,6 +34,7 @@ REMEDIES = {  # by status of the API server's answer
     409: "Submit with another --name, or delete the old one with `kubectl delete rayjob`",
     422: VERSION_HINT,
 }
+OTHER_REMEDY = "Try again; if it persists, ask the administrators of the cluster"
 POD_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -194,10 +195,12 @@ class _Namespace:
                     "lists the values that kuberay.context of the profile can have"
                 )
             elif isinstance(error, ApiException):
-                message = _message(error)
-                if missing_ok and error.status == 404 and NO_SUCH_KIND not in message:
+                message, remedy = _message(error), REMEDIES.get(error.status, OTHER_REMEDY)
+                if error.status == 404 and NO_SUCH_KIND in message:
+                    remedy = "Install the KubeRay operator, 1.5.1 or newer, which defines RayJobs"
+                elif error.status == 404 and missing_ok:
                     return
-                problem = f"cannot {action} ({where}): {error.status} {message}. {_remedy(error.status, message)}"
+                problem = f"cannot {action} ({where}): {error.status} {message}. {remedy}"
             else:
                 problem = (
                     f"cannot {action} ({where}): the API server does not answer ({_one_line(error)}). Check the network, the VPN or "
@@ -228,12 +231,6 @@ def _message(error: Any) -> str:
     """Return the API server's message of an ApiException."""
     body = str(error.body or error.reason).encode()
     return _one_line(error_message(SimpleNamespace(content=body, url="API server", status_code=error.status)))
-
-
-def _remedy(status: int, message: str) -> str:
-    if status == 404 and NO_SUCH_KIND in message:
-        return "Install the KubeRay operator, 1.5.1 or newer, which defines RayJobs"
-    return REMEDIES.get(status, "Try again; if it persists, ask the administrators of the cluster")
 
 
 def _one_line(text: object) -> str:
