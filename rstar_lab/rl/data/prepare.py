@@ -94,9 +94,9 @@ def prepare(
     of raising an error. on_filter: called after each filter.
     Raises UserError for input that cannot be read, and if no problem is left.
     """
-    for text in (*sources, *against):
-        path = parse_source(text, fields).path
-        if path is not None and path.exists() and path.resolve() == out.resolve():
+    chosen, held_out = ([parse_source(text, fields) for text in texts] for texts in (sources, against))
+    for parsed in (*chosen, *held_out):
+        if parsed.path is not None and parsed.path.exists() and parsed.path.resolve() == out.resolve():
             raise UserError(f"data prepare --out {out}: this file is also a source; write to another file")
     report = Report(
         settings={
@@ -106,15 +106,15 @@ def prepare(
         }
     )  # fmt: skip
     on_bad_row = report.bad_rows.append if drop_bad_rows else None
-    candidates, repeated = _read_sources(sources, fields, report.sources, on_bad_row)
-    evaluation, owners = _read_evaluation(against, fields, report.against, on_bad_row)
+    candidates, repeated = _read_sources(chosen, report.sources, on_bad_row)
+    evaluation, owners = _read_evaluation(held_out, report.against, on_bad_row)
     _add_answers(candidates, answers)
     pass_rates = read_pass_rates(difficulty) if difficulty else {}
     filtering = _Filtering(report, candidates, on_filter)
     rule = "equal question and answer; their sampled answers are collected"
     filtering.report(FilterCount("repeated row", rule, len(candidates) + repeated, repeated))
 
-    benchmarks = all(parse_source(text, fields).source.evaluation for text in sources)
+    benchmarks = all(parsed.source.evaluation for parsed in chosen)
     if not any_answer and not benchmarks:
         filtering.drop("answer", "an integer", filters.not_integer(filtering.candidates))
     corpus = Corpus()
@@ -171,16 +171,13 @@ class _Filtering:
 
 
 def _read_sources(
-    sources: Sequence[str],
-    fields: Mapping[str, str] | None,
-    entries: list[dict],
-    on_bad_row: Callable[[str], None] | None,
+    sources: Sequence[ParsedSource], entries: list[dict], on_bad_row: Callable[[str], None] | None
 ) -> tuple[list[Candidate], int]:
     """Return the problems of all sources without exact copies, and the number of copies. Adds one entry per source to `entries`."""
     seen: dict[tuple[str, str], Candidate] = {}
     ids: set[str] = set()
     repeated = 0
-    for parsed in (parse_source(text, fields) for text in sources):
+    for parsed in sources:
         before, rows, source_name = len(seen), 0, _unused(parsed.source.name, [entry["name"] for entry in entries])
         for candidate in read_source(parsed, on_bad_row):
             rows += 1
@@ -219,15 +216,12 @@ def _entry(parsed: ParsedSource, name: str, rows: int) -> dict:
 
 
 def _read_evaluation(
-    against: Sequence[str],
-    fields: Mapping[str, str] | None,
-    entries: list[dict],
-    on_bad_row: Callable[[str], None] | None,
+    against: Sequence[ParsedSource], entries: list[dict], on_bad_row: Callable[[str], None] | None
 ) -> tuple[list[str], list[str]]:
     """Return all evaluation questions, and the name of the set of each. Adds one entry per set to `entries`."""
     questions: list[str] = []
     owners: list[str] = []
-    for parsed in (parse_source(text, fields) for text in against):
+    for parsed in against:
         evaluation = [candidate.problem.question for candidate in read_source(parsed, on_bad_row)]
         questions += evaluation
         name = _unused(parsed.source.name, [entry["name"] for entry in entries])
