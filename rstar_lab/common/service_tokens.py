@@ -70,11 +70,7 @@ def _is_stale(path: Path) -> bool:
 
 
 def find_token(url: str) -> str | None:
-    """Return the token of a service that this user has started; None if there is none.
-
-    Args:
-        url: address of the service. A loopback address means this host.
-    """
+    """Return the token of a service that this user has started; None if there is none. A loopback address means this host."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port or 0
@@ -92,12 +88,7 @@ def find_token(url: str) -> str | None:
 def published_token(host: str, port: int) -> Iterator[tuple[str, Path]]:
     """Make a token for a service and store it in a file; yield both. The file is removed at the end.
 
-    Args:
-        host: address that the service listens on.
-        port: its port.
-
-    Raises:
-        UserError: no folder for the file can be created.
+    Raises UserError if no folder for the file can be created.
     """
     token = secrets.token_hex(24)
     with contextlib.ExitStack() as stack:

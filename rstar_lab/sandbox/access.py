@@ -170,15 +170,11 @@ async def refuse(
     A connection that is closed at once can lose the answer: the kernel then sends a reset for the bytes that were not read.
     """
     body = json.dumps({"detail": detail}).encode()
-    extra = [(b"www-authenticate", b"Bearer")] if status == 401 else []
+    all_headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]
+    if status == 401:
+        all_headers.append((b"www-authenticate", b"Bearer"))
     if receive:
-        extra.append((b"connection", b"close"))
-    all_headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        *extra,
-        *headers,
-    ]
+        all_headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": all_headers})
     await send({"type": "http.response.body", "body": body, "more_body": receive is not None})
     if receive:

@@ -67,7 +67,7 @@ def overrides(
     """Return the verl keys for one stage of a recipe on a hardware profile. extra: verl keys that take precedence."""
     keys, hardware = settings.rl, profile.hardware
     engine, parallel = profile.engine, profile.parallelism
-    run_dir = settings.run_dir
+    recipe, run_dir = settings.recipe, settings.run_dir
     on_cpu = hardware.gpus == 0
     for key in extra or {}:
         bare = key.lstrip("+~")
@@ -77,7 +77,7 @@ def overrides(
             raise UserError(f"verl.{key}: {reason}")
     last_step = settings.first_step + settings.stage.steps - 1
     longest = MAX_PROMPT_TOKENS + keys.limits.max_response_tokens
-    evaluate = settings.recipe.evaluate
+    evaluate = recipe.evaluate
     most = max(evaluate.max_response_tokens, evaluate.in_training().max_response_tokens)
     evaluated = MAX_PROMPT_TOKENS + (most if evaluate.sets else 0)
     tokens = tokens_per_gpu(profile, longest)
@@ -161,7 +161,10 @@ def overrides(
         if in_fp32:
             options[f"+{section}.mixed_precision"] = FP32
     if on_cpu:
-        options |= _cpu(settings, longest)
+        engine_section = recipe.engine.model_dump() | {"dtype": "float32"}
+        of_engine = {"section": engine_section, "max_tokens": longest, "seed": recipe.seed, "logs": str(run_dir)}
+        engine_keys = {"factory": "rstar_lab.rl.verl.engine:CpuVllm", "options": of_engine}
+        options["+actor_rollout_ref.rollout.engine_kwargs.rstar"] = engine_keys
     for key, value in (extra or {}).items():
         options.pop("+" + key.removeprefix("+"), None)
         options.pop(key.removeprefix("+"), None)
@@ -243,14 +246,6 @@ def override_config(*, flash: bool) -> dict[str, Any]:
 def tokens_per_gpu(profile: Profile, longest: int) -> int:
     """Return the tokens of a micro-batch per GPU: at least the longest sequence, split over the GPUs that share it."""
     return max(profile.parallelism.tokens_per_gpu, -(-longest // profile.parallelism.sequence_parallel))
-
-
-def _cpu(settings: Settings, longest: int) -> dict[str, Any]:
-    recipe, logs = settings.recipe, str(settings.run_dir)
-    section = recipe.engine.model_dump() | {"dtype": "float32"}
-    options = {"section": section, "max_tokens": longest, "seed": recipe.seed, "logs": logs}
-    engine = {"factory": "rstar_lab.rl.verl.engine:CpuVllm", "options": options}
-    return {"+actor_rollout_ref.rollout.engine_kwargs.rstar": engine}
 
 
 def as_arguments(options: Mapping[str, Any]) -> list[str]:
