@@ -7,7 +7,6 @@ from helpers.rollouts import roll_out
 from helpers.scripted_training import recipe_of, right
 
 from rstar_lab.common.progress import Reporter
-from rstar_lab.rl.recipe import RecipeError
 from rstar_lab.rl.resolved import resolve
 from rstar_lab.rl.reward import boxed
 from rstar_lab.rl.session import RunSession
@@ -30,10 +29,3 @@ def test_the_time_limit_of_a_boxed_reward_is_the_keys_up_to_the_sandboxs(monkeyp
     )
     monkeypatch.setattr(boxed, "grader_box", lambda: box)
     assert boxed.boxed_function("right", right, limit)("text", "answer") == min(limit, MAX_TIMEOUT_S)
-
-
-def test_rl_answer_is_checked_and_the_same_for_all_stages():
-    with pytest.raises(RecipeError, match=r"rl.answer"):
-        recipe_of([], answer="boxd")
-    with pytest.raises(RecipeError, match=r"stages.a.answer"):
-        recipe_of([{"name": "a", "steps": 1, "answer": "boxed"}])

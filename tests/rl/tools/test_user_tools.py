@@ -17,7 +17,7 @@ from rstar_lab.common.outcomes import Outcome
 from rstar_lab.common.progress import Reporter
 from rstar_lab.rl.models.tokenizer import train_tokenizer
 from rstar_lab.rl.plugins import load_named
-from rstar_lab.rl.recipe import LimitsSection, RecipeError
+from rstar_lab.rl.recipe import LimitsSection
 from rstar_lab.rl.renderers.base import PromptStyle
 from rstar_lab.rl.renderers.formats import render_prompt
 from rstar_lab.rl.renderers.paper import PaperRenderer, render_tool_call
@@ -291,14 +291,6 @@ def test_a_recipe_names_them_and_the_door_names_what_is_wrong(own):
         RunSession(resolve(recipe_of([], reward=f"{MINE}:number")), Reporter())
     with pytest.raises(UserError, match="two tools are called find"):
         make_tools([f"{MINE}:find", f"{MINE}:find"], None)
-    for keys, message in (
-        ({"tools": ["pyhton"]}, "'pyhton' is not one of python"),
-        ({"reward": "right"}, "'right' is"),
-    ):
-        with pytest.raises(RecipeError, match=message):
-            recipe_of([], **keys)
-    with pytest.raises(RecipeError, match=r"stages.a.tools: cannot differ between stages"):
-        recipe_of([{"name": "a", "steps": 1, "tools": [f"{MINE}:find"]}])
 
 
 def test_a_reward_that_fails_stops_the_run_with_its_name(own):

@@ -143,16 +143,16 @@ def test_the_filter_has_a_lower_and_an_upper_bound_and_sets_the_difficulty(tmp_p
     rows = [
         {"problem_id": f"p{n}", "reward": float(i < n), "stop_reason": "answered"} for n in range(5) for i in range(4)
     ]
-    rule = DifficultyFilter(samples=4, drop_below=0.2, drop_from=0.75)
-    table = difficulty_table(rows, rule, run_id="r", stage="s", step=1)
-    pq.write_table(table, tmp_path / "table.parquet")
-    kept = without_solved([problem(f"p{n}", 1.0) for n in range(5)], tmp_path / "table.parquet")
-    assert [(p.problem_id, p.difficulty) for p in kept] == [("p1", 0.75), ("p2", 0.5)]
+    rule, path = DifficultyFilter(samples=4, drop_below=0.2, drop_from=0.75), tmp_path / "table.parquet"
+
+    def kept(rows):
+        pq.write_table(difficulty_table(rows, rule, run_id="r", stage="s", step=1), path)
+        problems = without_solved([problem(f"p{n}", 1.0) for n in range(5)], path)
+        return [(p.problem_id, p.difficulty) for p in problems]
+
+    assert kept(rows) == [("p1", 0.75), ("p2", 0.5)]
     # Rollouts without a valid reward are not failures: p0 stays, because it has no result, and p4 is always solved.
     rows = [row | {"stop_reason": "undecided"} if row["problem_id"] == "p0" else row for row in rows]
     rows += [{"problem_id": f"p{n}", "reward": 0.0, "stop_reason": "environment_error"} for n in (2, 4)]
-    table = difficulty_table(rows, rule, run_id="r", stage="s", step=1)
-    pq.write_table(table, tmp_path / "table.parquet")
-    kept = without_solved([problem(f"p{n}", 1.0) for n in range(5)], tmp_path / "table.parquet")
-    assert [(p.problem_id, p.difficulty) for p in kept] == [("p0", None), ("p1", 0.75), ("p2", 0.5)]
-    assert table["samples"].to_pylist() == [0, 4, 4, 4, 4]
+    assert kept(rows) == [("p0", None), ("p1", 0.75), ("p2", 0.5)]
+    assert pq.read_table(path)["samples"].to_pylist() == [0, 4, 4, 4, 4]
