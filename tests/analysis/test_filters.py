@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers.analysis_runs import make_run
+from helpers.cases import read_cases
 
 import rstar_lab.analysis as analysis
 from rstar_lab.analysis import inspect, open_runs
@@ -149,25 +150,7 @@ def test_notes_are_a_filter(tmp_path):
         where_sql({"noted": True})
 
 
-@pytest.mark.parametrize(
-    "where, message",
-    [
-        ({"stpe": 1}, "unknown filter 'stpe'.*did you mean 'step'"),
-        ({"rewards": 1}, '"rewards" not found'),
-        ({"steps": 3}, "expected two numbers"),
-        ({"steps": ("1); DROP", 2)}, "expected two numbers"),
-        ({"ranges": {"bad name": (1, 2)}}, "unknown filter 'bad name'"),
-        ({"ranges": 5}, "column to"),
-        ({"any": {"step": 1}}, "expected filters"),
-        ({"step": {"a": 1}}, "a value or a list of values"),
-        (["step"], "SQL text or a mapping"),
-        ("step = 1; DROP TABLE x", "one SQL expression"),
-        ("TRUE) OR (TRUE", "one SQL expression"),
-        ("1 FROM trajectories", "one SQL expression"),
-        ("step, reward", "one SQL expression"),
-        ("step = 1 /* x", "one SQL expression"),
-    ],
-)
+@pytest.mark.parametrize("where, message", read_cases(__file__, "filters.yaml")["invalid"])
 def test_an_invalid_filter_names_its_key(runs, where, message):
     for function in (runs.trajectories, runs.count, lambda where: inspect(runs, where)):
         with pytest.raises(UserError, match=message):

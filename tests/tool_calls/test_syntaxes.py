@@ -10,24 +10,7 @@ from rstar_lab.tool_calls import SYNTAXES, parse_stored_calls, parse_tool_calls,
 
 CASES = read_cases(__file__)
 ERROR = "error"
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "f",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "code": {"type": "string"},
-                "city": {"type": "string"},
-                "n": {"type": "integer"},
-                "flag": {"type": "boolean"},
-                "xs": {"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]},
-                "label": {"type": ["string", "null"]},
-                "size": {"oneOf": [{"type": "integer"}, {"type": "null"}]},
-            },
-        },
-    },
-}
+TOOL = CASES["tool"]
 
 
 def hermes(code, name="f"):

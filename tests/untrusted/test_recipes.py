@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from helpers.cases import read_cases
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,20 +14,7 @@ from rstar_lab.untrusted.files import DataError
 from rstar_lab.untrusted.recipes import ForeignRecipe
 
 BASE = {"model": "tiny", "stages": [{"name": "one", "steps": 1}]}
-NAMED = {
-    "function": ({"rl": {"reward": "os:system"}}, "os:system"),
-    "metric": ({"rl": {"metrics": ["evil:metric"]}}, "evil:metric"),
-    "MCP command": ({"rl": {"tools": ["python", "mcp+stdio:sh -c 'id'"]}}, "mcp+stdio:sh -c 'id'"),
-    "tool over HTTP": ({"rl": {"tools": ["mcp+http://evil/tool"]}}, "mcp+http://evil/tool"),
-    "environment": ({"rl": {"environments": [{"name": "e", "environment": "evil:Env"}]}}, "evil:Env"),
-    "tool of an environment": ({"rl": {"environments": [{"name": "e", "tools": ["evil:tool"]}]}}, "evil:tool"),
-    "function of a stage": ({"stages": [{"name": "one", "steps": 1, "rl": {"metrics": ["evil:m"]}}]}, "evil:m"),
-    "engine": ({"engine": {"kind": "server", "urls": ["http://evil"]}}, "http://evil"),
-    "sandbox": ({"sandbox": {"url": "http://evil"}}, "http://evil"),
-    "Redis": ({"sandbox": {"url": "redis://evil"}}, "redis://evil"),
-    "logger": ({"log_to": ["wandb"]}, "wandb"),
-    "code of a model": ({"trust_remote_code": True}, "trust_remote_code"),
-}
+NAMED = read_cases(__file__, "recipes.yaml")["named"]
 
 
 @pytest.mark.parametrize("kind", NAMED)
