@@ -60,6 +60,14 @@ class Problem(BaseModel):
         empty = {name for name in _OPTIONAL if not getattr(self, name)}
         return self.model_dump(mode="json", exclude=empty)
 
+    def task(self) -> str:
+        """Return what distinguishes problems with one question: an environment and its metadata as JSON, or "" without environment."""
+        return (
+            self.model_dump_json(include={"environment", "info"}, exclude={"info": {"tests"}})
+            if self.environment
+            else ""
+        )
+
 
 FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 FIELDS = tuple(Problem.model_fields)
@@ -135,7 +143,7 @@ def read_problem(
         found = {ours: _plain(_look_up(row, fields.get(ours, ours)), ours, ours in fields) for ours in FIELDS}
     has_tests = isinstance(found["info"], Mapping) and bool(found["info"].get("tests"))
     answers = answers and not has_tests and not found["environment"]
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {"problem_id": default_id, "source": default_source}
     for ours, value in found.items():
         theirs = fields.get(ours, ours)
         if isinstance(value, float) and math.isinf(value):
@@ -148,8 +156,6 @@ def read_problem(
                 )
             continue
         values[ours] = final_answer(value) if ours == "answer" and isinstance(value, str) else value
-    values.setdefault("problem_id", default_id)
-    values.setdefault("source", default_source)
     try:
         return Problem(**values)
     except ValidationError as error:

@@ -21,26 +21,26 @@ def plain_integer(answer: str) -> str | None:
 
 
 def not_integer(candidates: Sequence[Candidate]) -> Drops:
-    """Drop problems whose answer is not an integer, because only integers are verified reliably. Programs with hidden tests have no
-    answer and are kept."""
+    """Drop problems whose answer is not an integer, because only integers are verified reliably. Programs with hidden tests and
+    problems without an answer are kept."""
     return {
-        place: f"the answer is {candidate.problem.answer[:60]!r}"
-        for place, candidate in enumerate(candidates)
-        if "tests" not in candidate.problem.info and plain_integer(candidate.problem.answer) is None
+        place: f"the answer is {answer[:60]!r}"
+        for place, answer in enumerate(candidate.problem.answer for candidate in candidates)
+        if answer and plain_integer(answer) is None and "tests" not in candidates[place].problem.info
     }
 
 
-def _equal_texts(texts: Texts) -> list[list[int]]:
-    groups: dict[int, list[int]] = defaultdict(list)
+def _equal_questions(candidates: Sequence[Candidate], texts: Texts) -> list[list[int]]:
+    groups: dict[tuple[int, str], list[int]] = defaultdict(list)
     for place, digest in enumerate(texts.hashes().tolist()):
-        groups[digest].append(place)
+        groups[digest, candidates[place].problem.task()].append(place)
     return [places for places in groups.values() if len(places) > 1]
 
 
 def conflicts(candidates: Sequence[Candidate], texts: Texts) -> Drops:
     """Drop all copies of a question that has different answers, because the correct one is unknown."""
     drops: Drops = {}
-    for places in _equal_texts(texts):
+    for places in _equal_questions(candidates, texts):
         answers = [candidates[place].problem.answer for place in places]
         truths = sorted({plain_integer(answer) or answer for answer in answers})
         if len(truths) > 1:
@@ -51,7 +51,7 @@ def conflicts(candidates: Sequence[Candidate], texts: Texts) -> Drops:
 def duplicates(candidates: Sequence[Candidate], texts: Texts) -> Drops:
     """Drop repeated questions. The first one gets the sampled answers of the others."""
     drops: Drops = {}
-    for first, *others in _equal_texts(texts):
+    for first, *others in _equal_questions(candidates, texts):
         for place in others:
             drops[place] = f"same question as {candidates[first].where}"
             candidates[first].answers += candidates[place].answers
@@ -64,7 +64,8 @@ def similar_questions(candidates: Sequence[Candidate], texts: Texts, corpus: Cor
     Numbers, signs and variables must be the same, in the same order. similarity: threshold, see `near_duplicates`.
     """
     originals = near_duplicates(texts, texts.symbols(corpus.is_symbol()), similarity=similarity)
-    return {place: f"near-duplicate of {candidates[original].where}" for place, original in originals.items()}
+    tasks = [candidate.problem.task() for candidate in candidates]
+    return {a: f"near-duplicate of {candidates[b].where}" for a, b in originals.items() if tasks[a] == tasks[b]}
 
 
 def contamination(
@@ -91,7 +92,7 @@ def wrong_labels(candidates: Sequence[Candidate], min_agree: int, max_answers: i
     drops: Drops = {}
     unchecked = 0
     for place, candidate in enumerate(candidates):
-        answers = candidate.answers[:max_answers]
+        answers = candidate.answers[:max_answers] if candidate.problem.answer else []
         if len(answers) < min_agree:
             unchecked += 1
             continue

@@ -76,7 +76,7 @@ def lint_problems(
         except ProblemError as error:
             yield ProblemFinding(row, "row", str(error).removeprefix(f"{name}, ").removeprefix(f"{name}: "))
             continue
-        if (before := seen.setdefault((problem.question, problem.environment), row)) != row:
+        if (before := seen.setdefault((problem.question, problem.task()), row)) != row:
             yield ProblemFinding(row, "repeated problem", f"its question is also in row {before}")
         if problem.answer:
             answers.append((row, problem.answer))

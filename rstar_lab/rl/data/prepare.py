@@ -111,7 +111,7 @@ def prepare(
     _add_answers(candidates, answers)
     pass_rates = read_pass_rates(difficulty) if difficulty else {}
     filtering = _Filtering(report, candidates, on_filter)
-    rule = "equal question and answer; their sampled answers are collected"
+    rule = "equal question, answer, metadata and environment; their sampled answers are collected"
     filtering.report(FilterCount("repeated row", rule, len(candidates) + repeated, repeated))
 
     benchmarks = all(parsed.source.evaluation for parsed in chosen)
@@ -120,7 +120,13 @@ def prepare(
     corpus = Corpus()
     filtering.texts = corpus.encode(candidate.problem.question for candidate in filtering.candidates)
     if not benchmarks:
-        _drop_repeated(filtering, corpus)
+        drops = filters.conflicts(filtering.candidates, filtering.texts)
+        filtering.drop("conflict", "questions with different answers", drops)
+        drops = filters.duplicates(filtering.candidates, filtering.texts)
+        filtering.drop("duplicate", "the same words, numbers and signs", drops)
+        drops = filters.similar_questions(filtering.candidates, filtering.texts, corpus, SIMILARITY)
+        rule = f"Jaccard similarity of word pairs at least {SIMILARITY:g}, numbers, signs, variables alike"
+        filtering.drop("near-duplicate", rule, drops)
     drops, overlaps = filters.contamination(filtering.texts, corpus, corpus.encode(evaluation), owners, ngram)
     filtering.drop("contamination", f"{ngram} words in a row with an evaluation set", drops)
     for entry in report.against:
@@ -135,18 +141,6 @@ def prepare(
     return report
 
 
-def _drop_repeated(filtering: "_Filtering", corpus: Corpus) -> None:
-    """Apply the filters of questions that occur more than once."""
-    assert filtering.texts is not None
-    drops = filters.conflicts(filtering.candidates, filtering.texts)
-    filtering.drop("conflict", "questions with different answers", drops)
-    drops = filters.duplicates(filtering.candidates, filtering.texts)
-    filtering.drop("duplicate", "the same words, numbers and signs", drops)
-    rule = f"Jaccard similarity of word pairs at least {SIMILARITY:g}, numbers, signs, variables alike"
-    drops = filters.similar_questions(filtering.candidates, filtering.texts, corpus, SIMILARITY)
-    filtering.drop("near-duplicate", rule, drops)
-
-
 class _Filtering:
     """The remaining candidates and their encoded texts. Each filter is recorded in the report."""
 
@@ -157,7 +151,11 @@ class _Filtering:
     def drop(self, name: str, rule: str, drops: Drops, note: str = "") -> None:
         places = sorted(drops)
         shown = places[:: max(1, -(-len(places) // EXAMPLES))]
-        examples = [_example(self.candidates[place], drops[place]) for place in shown]
+        examples = []
+        for place in shown:
+            problem, where = self.candidates[place].problem, self.candidates[place].where
+            question = problem.question if len(problem.question) <= EXCERPT else problem.question[:EXCERPT] + " …"
+            examples.append(DroppedProblem(problem.problem_id, where, drops[place], problem.answer[:EXCERPT], question))
         self.report(FilterCount(name, rule, len(self.candidates), len(drops), note, examples))
         if drops:
             self.candidates = [one for place, one in enumerate(self.candidates) if place not in drops]
@@ -174,16 +172,17 @@ def _read_sources(
     sources: Sequence[ParsedSource], entries: list[dict], on_bad_row: Callable[[str], None] | None
 ) -> tuple[list[Candidate], int]:
     """Return the problems of all sources without exact copies, and the number of copies. Adds one entry per source to `entries`."""
-    seen: dict[tuple[str, str], Candidate] = {}
+    seen: dict[tuple[str, str, str, int], Candidate] = {}
     ids: set[str] = set()
     repeated = 0
     for parsed in sources:
-        before, rows, source_name = len(seen), 0, _unused(parsed.source.name, [entry["name"] for entry in entries])
+        before, rows, entry = len(seen), 0, _entry(parsed, entries)
         for candidate in read_source(parsed, on_bad_row):
             rows += 1
-            candidate.source = source_name
+            candidate.source = entry["name"]
             problem = candidate.problem
-            known = seen.setdefault((problem.question, problem.answer), candidate)
+            info = hash(problem.model_dump_json(include={"info"}))  # hidden tests can have megabytes
+            known = seen.setdefault((problem.question, problem.answer, problem.environment, info), candidate)
             if known is not candidate:
                 repeated += 1
                 known.answers += candidate.answers[: MAX_ANSWERS - len(known.answers)]
@@ -195,7 +194,7 @@ def _read_sources(
             ids.add(name)
         if not rows:
             raise ProblemError(f"{parsed.path or parsed.source.hub}: no problems")
-        entries.append(_entry(parsed, source_name, rows) | {"different": len(seen) - before})
+        entries.append(entry | {"rows": rows, "different": len(seen) - before})
     return list(seen.values()), repeated
 
 
@@ -205,13 +204,13 @@ def _unused(name: str, used: Collection[str]) -> str:
     return next(candidate for candidate in itertools.chain([name], numbered) if candidate not in used)
 
 
-def _entry(parsed: ParsedSource, name: str, rows: int) -> dict:
-    """Return the entry of a source in the report. name: two files `train.jsonl` have different names in it."""
+def _entry(parsed: ParsedSource, entries: Sequence[Mapping[str, Any]], rows: int = 0) -> dict:
+    """Return the entry of a source in the report. Two files `train.jsonl` have different names in it."""
     return {
-        "name": name,
+        "name": _unused(parsed.source.name, [entry["name"] for entry in entries]),
         "from": str(parsed.path or parsed.source.hub),
         "rows": rows,
-        "sha256": _file_hash(parsed.path) if parsed.path else None,
+        "sha256": _file_hash(parsed.path) if parsed.path and parsed.path.is_file() else None,
     }
 
 
@@ -224,9 +223,8 @@ def _read_evaluation(
     for parsed in against:
         evaluation = [candidate.problem.question for candidate in read_source(parsed, on_bad_row)]
         questions += evaluation
-        name = _unused(parsed.source.name, [entry["name"] for entry in entries])
-        entries.append(_entry(parsed, name, len(evaluation)))
-        owners += [name] * len(evaluation)
+        entries.append(_entry(parsed, entries, len(evaluation)))
+        owners += [entries[-1]["name"]] * len(evaluation)
     return questions, owners
 
 
@@ -238,8 +236,7 @@ def _rows_of(path: Path, columns: list[str]) -> Iterable[tuple[int, Any]]:
 def _add_answers(candidates: Sequence[Candidate], path: Path | None) -> None:
     if path is None:
         return
-    by_id: dict[str, list[str]] = defaultdict(list)
-    by_question: dict[str, list[str]] = defaultdict(list)
+    known: dict[tuple[str, str], list[str]] = defaultdict(list)
     for number, row in _rows_of(path, ["problem_id", "answer"]):
         values = row.get("answers", row.get("answer")) if isinstance(row, Mapping) else None
         key = row.get("problem_id", row.get("question")) if isinstance(row, Mapping) else None
@@ -249,10 +246,10 @@ def _add_answers(candidates: Sequence[Candidate], path: Path | None) -> None:
             raise ProblemError(f"{path} row {number}: expected problem_id (or question) and answers (a list)")
         sampled = values if isinstance(values, list) else [values]
         answers = [str(answer) for answer in sampled if answer is not None]  # null: a rollout without an answer
-        (by_id if "problem_id" in row else by_question)[str(key)] += answers
+        known["problem_id" if "problem_id" in row else "question", str(key)] += answers
     for candidate in candidates:
-        problem = candidate.problem
-        candidate.answers += by_id.get(problem.problem_id, []) + by_question.get(problem.question, [])
+        for name in ("problem_id", "question"):
+            candidate.answers += known[name, getattr(candidate.problem, name)]
 
 
 def read_pass_rates(path: Path) -> dict[str, float]:
@@ -306,9 +303,3 @@ def _write(report: Report, candidates: list[Candidate], pass_rates: Mapping[str,
 def _file_hash(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _example(candidate: Candidate, why: str) -> DroppedProblem:
-    problem = candidate.problem
-    question = problem.question if len(problem.question) <= EXCERPT else problem.question[:EXCERPT] + " …"
-    return DroppedProblem(problem.problem_id, candidate.where, why, problem.answer[:EXCERPT], question)

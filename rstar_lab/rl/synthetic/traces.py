@@ -213,7 +213,9 @@ async def _execute(
         if well_formed:
             call = {"type": "function", "function": {"name": name, "arguments": arguments}}
             messages.append({"role": "assistant", "content": content, "tool_calls": [call]})
-            output, text = PaperRenderer.result_text(results[code]), renderer.result_text(_timed(results[code], code))
+            # Measured times would differ in each run.
+            timed = replace(results[code], duration_s=random.Random(code).uniform(0.01, 0.2))
+            output, text = PaperRenderer.result_text(results[code]), renderer.result_text(timed)
             outcomes.append(results[code].outcome.value)
         else:
             malformed = chat.render_tool_call(name, arguments).replace('"}}', '"}')
@@ -227,8 +229,3 @@ async def _execute(
     tags = "\n".join([f"<answer>\\boxed{{{answer}}}</answer>"] * script.answer_tags)
     messages.append({"role": "assistant", "content": f"<reason>{script.finish}</reason>\n{tags}"})
     return Trace(problem.problem_id, script.kind, messages, outcomes, answer == problem.answer)
-
-
-def _timed(result: CallResult, code: str) -> CallResult:
-    """Return the result with a short duration that depends on the code only."""
-    return replace(result, duration_s=random.Random(code).uniform(0.01, 0.2))

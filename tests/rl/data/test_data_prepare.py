@@ -76,6 +76,16 @@ def test_the_funnel(tmp_path):
     assert sorted(path.name for path in out.parent.iterdir()) == ["train.jsonl", "train.jsonl.json"]
 
 
+def test_an_environment_and_its_metadata_distinguish_equal_questions(tmp_path):
+    places = [("sql", "a"), ("sql", "b"), ("shell", "a"), ("sql", "a")]
+    rows = [{"question": "Count the rows.", "environment": name, "info": {"table": table}} for name, table in places]
+    tests = [{"question": "Write it.", "info": {"tests": [{"input": "", "output": text}]}} for text in "12"]
+    votes = jsonl(tmp_path / "votes.jsonl", [{"question": "Write it.", "answers": ["print(1)", "print(2)"]}])
+    report = prepare([jsonl(tmp_path / "p.jsonl", [*rows, *tests])], tmp_path / "o.jsonl", answers=Path(votes))
+    assert dropped(report) == {"repeated row": 1, "duplicate": 1}
+    assert kept(tmp_path / "o.jsonl") == ["p-1", "p-2", "p-3", "p-5"]
+
+
 def test_openmathreasoning_is_one_row_a_problem_without_label_check(tmp_path):
     row = {"problem_type": "has_answer_extracted", "problem_source": "aops_c4", "expected_answer": "4"}
     rows = [{**row, "problem": "2+2?", "generated_solution": f"\\boxed{{{n}}}"} for n in (5, 5, 6)]
