@@ -2,6 +2,7 @@
 
 import csv
 import difflib
+import io
 import json
 import logging
 import math
@@ -20,7 +21,7 @@ from rstar_lab.untrusted.files import (
     DataError,
     json_lines,
     long_integers,
-    open_lines,
+    open_stream,
     parse_json,
     read_text,
     reading,
@@ -69,7 +70,7 @@ class Problem(BaseModel):
         )
 
 
-FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".gz")
 FIELDS = tuple(Problem.model_fields)
 _OPTIONAL = ("info", "environment")  # not written if empty
 VERL_FIELDS = {"question": "prompt", "answer": "reward_model.ground_truth"}  # columns of data files for verl
@@ -167,36 +168,41 @@ def read_problem(
 def read_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
     """Yield (row number from 1, row) of a .jsonl, .json (a list of objects), .csv (with a header) or .parquet file.
 
-    .jsonl, .csv and .parquet files are read incrementally. Raises ProblemError that names file and row.
+    .jsonl, .csv and .parquet files are read incrementally. All but .parquet can be gzipped. Raises ProblemError that names file and row.
     """
     path = Path(path)
     if not path.is_file():
         near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*")], n=1, cutoff=0.75)
         hint = f"did you mean {path.parent / near[0]}?" if near else "`rstar-lab data prepare` makes files of problems"
         raise ProblemError(f"{path}: no such file; {hint} (docs/data.md)")
-    match path.suffix:
+    match Path(path.name.removesuffix(".gz")).suffix:
         case ".jsonl":
             yield from json_lines(path)
         case ".json":
             text = read_text(path, MAX_JSON_BYTES).removeprefix("\ufeff")
             lines = text.split("\n", 2)
             several = len(lines) > 1 and lines[0].strip().startswith("{") and lines[1].strip().startswith("{")
-            rows = parse_json(text, f"{path}: it has JSON lines: rename it to {path.stem}.jsonl" if several else path)
+            renamed = path.name.replace(".json", ".jsonl")
+            rows = parse_json(text, f"{path}: it has JSON lines: rename it to {renamed}" if several else path)
             if not isinstance(rows, list):
                 raise ProblemError(f"{path}: not a list of objects")
             yield from enumerate(rows, 1)
         case ".csv":
             csv.field_size_limit(MAX_JSON_BYTES)
-            with reading(path, error=ProblemError), open_lines(path, "strict", "utf-8-sig", newline="") as csv_lines:
-                reader = enumerate(csv.DictReader(csv_lines), 1)
-                if (first := next(reader, None)) is None:
+            with reading(path, error=ProblemError), open_stream(path) as stream:
+                table = csv.DictReader(io.TextIOWrapper(stream, "utf-8-sig", newline=""))
+                names = [name for name in table.fieldnames or () if name]
+                if repeated := next((name for name in names if names.count(name) > 1), None):
+                    raise ProblemError(f"{path}: the header names the column {repeated!r} twice; rename one of them")
+                number = 0
+                for number, row in enumerate(table, 1):
+                    yield number, row
+                if not number:
                     raise ProblemError(f"{path}: a '.csv' file starts with a header, and this one has no row below it")
-                yield first
-                yield from reader
-        case ".parquet":
+        case ".parquet" if path.suffix == ".parquet":
             yield from enumerate((row for batch in parquet_batches(path) for row in batch.to_pylist()), 1)
-        case suffix:
-            raise ProblemError(f"{path}: problem files end in {', '.join(FILE_SUFFIXES)}, not {suffix!r}")
+        case _:
+            raise ProblemError(f"{path}: problem files end in {', '.join(FILE_SUFFIXES)}; decompress a .parquet.gz")
 
 
 def without_copies(problems: Sequence[Problem]) -> list[Problem]:

@@ -20,13 +20,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Protocol, cast
+from types import SimpleNamespace
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypeVar
 
 from rstar_lab.common.errors import UserError
+
+if TYPE_CHECKING:
+    import httpx
 
 T = TypeVar("T", default=Any)
 _ANY: Any = Any  # the default of `kind`: any JSON value
@@ -109,9 +113,10 @@ def open_bytes(path: str | Path, max_bytes: float = math.inf) -> BinaryIO:
 
 
 def read_bytes(path: str | Path, max_bytes: int = MAX_BYTES) -> bytes:
-    """Return the content of a regular file. Raises DataError."""
+    """Return the content of a regular file, unpacked if its name ends in `.gz`. Raises DataError."""
     with reading(path), open_bytes(path, max_bytes) as file:
-        data = file.read()  # not `max_bytes`: that many bytes would be allocated
+        # A file that is not packed is read without `max_bytes`: that many bytes would be allocated.
+        data = gzip.GzipFile(fileobj=file).read(max_bytes + 1) if Path(path).suffix == ".gz" else file.read()
         if len(data) > max_bytes:  # files of /proc have no size
             raise OSError(f"it is larger than {max_bytes:,} bytes")
         return data
@@ -135,13 +140,12 @@ def parse_json(text: str | bytes, where: object, kind: type[T] = _ANY) -> T:
     Raises:
         DataError: The text is no JSON, or its value has another type.
     """
-    with reading(where):
-        with long_integers():
-            value = json.loads(text)
-        openings = (b"[", b"{") if isinstance(text, bytes) else ("[", "{")
-        if sum(map(text.count, openings)) > MAX_DEPTH:  # type: ignore[arg-type]
+    with reading(where), long_integers():
+        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+        value = json.loads(text)
+        if text.count("[") + text.count("{") > MAX_DEPTH:
             _check_depth(value)
-        if (b"\\u" if isinstance(text, bytes) else "\\u") in text:  # type: ignore[operator]
+        if "\\u" in text:
             value = without_surrogates(value)
     return value if kind is _ANY else check_type(value, kind, where)
 
@@ -204,23 +208,12 @@ def read_json(path: str | Path, kind: type[T] = _ANY, *, hint: str = "") -> T:
         raise DataError(f"{error}{hint}") from error
 
 
-class Answer(Protocol):
-    """The part of `httpx.Response` that `answer_json` needs."""
-
-    @property
-    def content(self) -> bytes: ...
-    @property
-    def url(self) -> Any: ...
-    @property
-    def status_code(self) -> int: ...
-
-
-def answer_json(answer: Answer, kind: type[T] = _ANY) -> T:
+def answer_json(answer: "httpx.Response", kind: type[T] = _ANY) -> T:
     """Return the JSON value of an HTTP answer. Raises DataError, which names the server and the status."""
     return parse_json(answer.content, f"the answer of {answer.url} (status {answer.status_code})", kind)
 
 
-def error_message(answer: Answer) -> str:
+def error_message(answer: "httpx.Response | SimpleNamespace") -> str:
     """Return what an HTTP answer says about its error: `error.message` or `detail` of JSON, else its text; at most 500 characters."""
     text = answer.content[:10_000].decode("utf-8", "replace")
     try:
@@ -279,13 +272,6 @@ def open_stream(path: str | Path) -> BinaryIO:
     return io.BufferedReader(_Bounded(gzip.GzipFile(fileobj=file), file, most), 2**20)
 
 
-def open_lines(
-    path: str | Path, errors: str = "replace", encoding: str = "utf-8", newline: str | None = None
-) -> IO[str]:
-    """Open a file as `open_stream` for reading lines of text. errors, encoding, newline: as for `open`. Use it in `reading(path)`."""
-    return io.TextIOWrapper(open_stream(path), encoding=encoding, errors=errors, newline=newline)
-
-
 def json_lines(path: str | Path) -> Iterator[tuple[int, Any]]:
     """Yield (line number from 1, value) of a file of JSON lines in UTF-8, also of a `.gz`. Empty lines are left out.
 
@@ -293,8 +279,6 @@ def json_lines(path: str | Path) -> Iterator[tuple[int, Any]]:
     """
     with reading(path), open_stream(path) as lines:
         for number, line in enumerate(lines, 1):
-            if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
             if line.strip():
                 yield number, parse_json(line, f"{path}, line {number}")
 

@@ -1,5 +1,6 @@
 """Reading problems: any file, names mapped, and errors that name file, row and field."""
 
+import gzip
 import json
 import math
 from pathlib import Path
@@ -45,10 +46,15 @@ def test_round_trip(tmp_path, suffix):
     assert [path.name for path in tmp_path.iterdir()] == [f"p{suffix}"], "no temporary file is left"
 
 
-def test_json_list_bom_and_blank_lines(tmp_path):
+def test_json_list_bom_blank_lines_and_packed_files(tmp_path):
     (tmp_path / "p.json").write_text(json.dumps(ROWS), encoding="utf-8-sig")
     (tmp_path / "p.jsonl").write_text("\ufeff" + json.dumps(ROWS[0]) + "\n\n" + json.dumps(ROWS[1]) + "\n", "utf-8")
     assert load_problems(tmp_path / "p.json") == load_problems(tmp_path / "p.jsonl") == [Problem(**row) for row in ROWS]
+    (tmp_path / "p.csv").write_text("question,answer,,\n1+1?,2,,\n")  # a spreadsheet adds columns without a name
+    for suffix in (".json", ".jsonl", ".csv"):
+        plain = tmp_path / f"p{suffix}"
+        (tmp_path / f"p{suffix}.gz").write_bytes(gzip.compress(plain.read_bytes()))
+        assert load_problems(tmp_path / f"p{suffix}.gz") == load_problems(plain)
 
 
 def test_fields_are_mapped_and_defaults_filled(tmp_path):
@@ -167,15 +173,7 @@ def test_the_problems_of_an_environment_need_no_answer(tmp_path):
 
 
 def test_bad_files(tmp_path):
-    for name, content, words in [
-        ("a.jsonl", '{"question": "q", "answer": "1"}\n{"question":', "line 2: not JSON"),
-        ("b.jsonl", '{"question": "q", "answer": "1"}\n[1]', "row 2: expected an object"),
-        ("c.json", "{}", "not a list"),
-        ("d.json", "{", "not JSON"),
-        ("e.parquet", "PAR1 nonsense", "Parquet"),
-        ("f.csv", "a,b", "'.csv'"),
-        ("g.jsonl", "", "no problems"),
-    ]:
+    for name, content, words in CASES["bad files"]:
         path = tmp_path / name
         path.write_text(content)
         with pytest.raises(UserError, match="no such file"):

@@ -115,6 +115,10 @@ def test_archives_are_bounded_unpacked(tmp_path, monkeypatch):
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(os.urandom(5000))[:-100])
     with pytest.raises(DataError, match=r"cut\.jsonl\.gz"):
         list(json_lines(tmp_path / "cut.jsonl.gz"))
+    monkeypatch.setattr(files, "MAX_JSON_BYTES", 2**20)
+    (tmp_path / "bomb.json.gz").write_bytes(gzip.compress(b"[" + b" " * 2**21 + b"]"))
+    with pytest.raises(DataError, match=r"bomb\.json\.gz.*larger than 1,048,576 bytes"):
+        read_json(tmp_path / "bomb.json.gz")
     with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a", b"0" * 2**23)
     with pytest.raises(DataError, match=r"bomb\.zip.*unpacks to"):

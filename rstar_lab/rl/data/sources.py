@@ -149,7 +149,8 @@ def parse_source(text: str, fields: Mapping[str, str] | None = None) -> ParsedSo
     if not Path(path).suffix:
         problem = "a folder" if Path(path).is_dir() else "no such file"
         raise ProblemError(f"{text}: {problem}; give a file, ORG/NAME on the hub, or one of {', '.join(SOURCES)}")
-    return ParsedSource(Source(Path(path).stem, parse_fields(mapping) or dict(fields or {})), Path(path))
+    name = Path(path.removesuffix(".gz")).stem
+    return ParsedSource(Source(name, parse_fields(mapping) or dict(fields or {})), Path(path))
 
 
 def _named_source(text: str, fields: Mapping[str, str] | None) -> Source | None:
