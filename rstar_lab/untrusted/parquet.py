@@ -59,16 +59,32 @@ def parquet_batches(path: str | Path) -> Iterator["pa.RecordBatch"]:
 
 @contextmanager
 def _opened(path: str | Path) -> Iterator[tuple["pq.ParquetFile", "pa.Schema", int]]:
-    """Yield the file with texts as dictionaries, its schema without them, and the bytes that it may unpack to."""
+    """Yield the file with texts as dictionaries, its schema without them and without decimals, and the bytes that it may unpack to."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     with open_bytes(path) as opened:
         footer = _checked_footer(opened)
         schema = footer.schema.to_arrow_schema()
         leaves = [footer.schema.column(index) for index in range(footer.num_columns)]
+        if any(leaf.logical_type.type == "DECIMAL" for leaf in leaves):
+            schema = pa.schema([field.with_type(_without_decimals(field.type)) for field in schema], schema.metadata)
         texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
         with pq.ParquetFile(opened, metadata=footer, read_dictionary=texts, pre_buffer=False) as file:
             yield file, schema, max_unpacked(os.fstat(opened.fileno()).st_size)
+
+
+def _without_decimals(kind: "pa.DataType") -> "pa.DataType":
+    """Return a type with floats, integers or (of more than 18 digits) texts for decimals, so that a value is of a type of JSON."""
+    import pyarrow as pa
+
+    if pa.types.is_decimal(kind):
+        return pa.float64() if kind.scale > 0 else pa.int64() if kind.precision < 19 else pa.string()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_without_decimals(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_without_decimals(kind.value_type)))
+    return kind
 
 
 def _checked_footer(file: BinaryIO) -> "pq.FileMetaData":

@@ -1,6 +1,7 @@
 """Bombs in Parquet are refused by the footer or before texts are expanded; honest files are read as they are."""
 
 import os
+from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -44,6 +45,20 @@ def test_a_table_is_read_as_pyarrow_reads_it(tmp_path, rows):
     assert read_footer(path).num_rows == rows
     if rows == 100:
         assert read_parquet(path, groups=[1, 3])["step"].to_pylist() == [*range(30, 60), *range(90, 100)]
+
+
+@pytest.mark.parametrize(
+    "read", [lambda path: read_parquet(path).to_pylist(), lambda path: next(parquet_batches(path)).to_pylist()]
+)
+def test_decimals_are_numbers_of_json(tmp_path, read):
+    reward, kind = Decimal("1.500"), pa.decimal128(18, 3)
+    columns = {
+        "reward": pa.array([reward], kind),
+        "steps": pa.array([[{"reward": reward}]], pa.list_(pa.struct({"reward": kind}))),
+    }
+    columns |= {f"id{digits}": pa.array([Decimal(12)], pa.decimal128(digits, 0)) for digits in (9, 38)}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet") == [{"reward": 1.5, "steps": [{"reward": 1.5}], "id9": 12, "id38": "12"}]
 
 
 def bomb(kind, path):
