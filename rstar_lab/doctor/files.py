@@ -125,7 +125,7 @@ def _head(file: Path) -> bytes:
 
 def _kind_of_rows(file: Path) -> str | None:
     for _, row in islice(rows(file, []), FIRST_ROWS):
-        if isinstance(row.get("messages"), list):
+        if isinstance(row.get("messages"), list | str):
             return "messages"
         if is_trace(row) or (first(row, "prompt") is not None and isinstance(first(row, "completion"), str | list)):
             if _step_folder(file):

@@ -102,10 +102,9 @@ def write_run(rollouts: Iterable[Row], source: Path, runs_dir: str | Path, run_i
     if not by_step:
         raise UserError(f"{source} contains no rollouts")
     created = not run_dir.exists()
-    recipe = {"source": kind, "path": str(source)}
     try:
         with files.reading(f"{source}: a value cannot be stored", errors=(pa.ArrowException,)):
-            _write(by_step, run_dir, recipe)
+            _write(by_step, run_dir, {"source": kind, "path": str(source)})
     except UserError:
         if created:  # otherwise the next attempt would find half a run
             shutil.rmtree(run_dir, ignore_errors=True)
@@ -198,10 +197,8 @@ def json_lines(file: Path) -> Iterator[tuple[str, Row]]:
 
 def content_text(value: Any) -> str:
     """Return the text of a message's content. Parts without text appear as `[type]`."""
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
+    if value is None or isinstance(value, str):
+        return value or ""
     if not isinstance(value, list):
         return json.dumps(value, ensure_ascii=False)
     parts = [part if isinstance(part, dict) else {"type": "text", "text": part} for part in value]

@@ -20,7 +20,7 @@ from rstar_lab.exchange.import_rows import (
     step_number,
     write_run,
 )
-from rstar_lab.exchange.rollout_rows import COLUMNS, converted, first, openai_messages
+from rstar_lab.exchange.rollout_rows import COLUMNS, converted, first, openai_messages, without_lists
 from rstar_lab.untrusted.files import check_zip, reading
 from rstar_lab.untrusted.parquet import read_parquet
 
@@ -56,20 +56,18 @@ def import_trl(
     """
 
     def rollouts(file: Path) -> Iterator[Row]:
-        import pyarrow as pa
-
         table = read_parquet(file)
         if missing := {"step", "prompt", "completion"} - set(table.column_names):
             raise UserError(f"{file} has no column {sorted(missing)[0]!r}; expected a TRL completions file")
-        floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
-        columns = [name for name in floats if name not in ("step", "prompt", "completion", "advantage")]
+        rows = [(f"{file}, row {n}", one) for n, row in enumerate(table.to_pylist()) for one in without_lists(row)]
+        floats = {name for _, row in rows for name, value in row.items() if isinstance(value, float)}
+        columns = [name for name in table.column_names if name in floats - {"step", "advantage"}]
         names = columns if reward is None else table.column_names
         chosen = columns if reward == "sum" and "sum" not in names else [_chosen(file, names, reward, "reward")]
-        for number, row in enumerate(table.to_pylist()):
-            place = f"{file}, row {number}"
+        for place, row in rows:
             known = [value for name in chosen if (value := number_or_none(row[name], place, name)) is not None]
-            truth = first(row, ("solution", *COLUMNS["truth"]))
-            (rollout,) = converted(_without_nulls(row), place, step_number(row["step"], place, "step"))
+            truth, known_row = first(row, ("solution", *COLUMNS["truth"])), {"completion": None} | _without_nulls(row)
+            (rollout,) = converted(known_row, place, step_number(row["step"], place, "step"))
             yield rollout | {
                 "traj_id": None, "reward": sum(known) if known else None, "rewards": {name: row[name] for name in columns}, "truth": truth,
             }  # fmt: skip
@@ -120,8 +118,6 @@ def import_inspect(
     except ImportError:
         raise UserError(f"reading inspect_ai logs requires inspect_ai: {install_hint('inspect')}") from None
     path = Path(source)
-    if not path.exists():
-        raise UserError(f"{path} does not exist")
     check_zip(path)
     with reading(f"{path} is not an inspect_ai log", errors=(Exception,)):
         log = read_eval_log(str(path))

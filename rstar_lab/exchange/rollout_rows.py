@@ -75,24 +75,30 @@ def converted(row: Row, place: str, step: int) -> Iterator[Row]:
 
     Raises UserError for a row that holds no rollout.
     """
-    completion = first(row, "completion")
     if is_trace(row):
         yield from _traces(row, place, step)
     elif "messages" in row:
         yield _conversation(row, place) | _facts(row) | {"step": step, "traj_id": place, "kept": True}
-    elif isinstance(completion, list) and completion and all(isinstance(text, str) for text in completion):
-        columns = {name: own for name, own in row.items() if isinstance(own, list) and len(own) == len(completion)}
-        for number in range(len(completion)):
-            one = row | {name: values[number] for name, values in columns.items()}
-            yield _rollout(one, f"{place}.{number}", step)
     else:
-        yield _rollout(row, place, step)
+        for number, one in enumerate(without_lists(row)):
+            yield _rollout(one, place if one is row else f"{place}.{number}", step)
+
+
+def without_lists(row: Row) -> list[Row]:
+    """Return one row for each text in a list of completions, with its item of every list of the same length; else the row itself."""
+    texts = first(row, "completion")
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str | None) for text in texts):
+        return [row]
+    # A list of messages is one chat for all completions.
+    lists = {k: v for k, v in row.items() if isinstance(v, list) and len(v) == len(texts) and not at(v[0], "role")}
+    return [row | {name: own[number] for name, own in lists.items()} for number in range(len(texts))]
 
 
 def _conversation(row: Row, place: str) -> Row:
-    if not isinstance(row["messages"], list):
-        raise UserError(f"{place}: field 'messages' is not a list")
-    messages = openai_messages(row["messages"], place)
+    given = _json_or_text(row["messages"])
+    if not isinstance(given, list) or any(isinstance(message, list) for message in given):
+        raise UserError(f"{place}: field 'messages' is not a list of messages, one conversation a row")
+    messages = openai_messages(given, place)
     made = conversation_counts(messages)["calls"]
     outcomes = [message["outcome"] for message in messages if message["role"] == "tool"]
     valid = all(isinstance(outcome, str) and outcome in set(Outcome) for outcome in outcomes)

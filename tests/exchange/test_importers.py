@@ -130,6 +130,21 @@ def test_trl_completions_keep_all_reward_columns(tmp_path):
     assert runs.sql("SELECT avg(accuracy_reward) AS mean FROM rewards")["mean"][0] == pytest.approx(2 / 3)
 
 
+def test_trl_rows_of_several_completions_and_without_one_are_read(tmp_path):
+    chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "q"}]
+    rows = [
+        {"step": 1, "prompt": chat, "completion": ["a", "b"], "accuracy": [1.0, 0.0]},
+        {"step": 1, "prompt": chat, "completion": None, "accuracy": None},
+    ]
+    pd.DataFrame(rows).to_parquet(tmp_path / "completions_1.parquet")
+    runs = open_runs(import_trl(tmp_path, tmp_path / "runs", run_id="t"))
+    found = runs.trajectories(order_by="traj_id")
+    assert found.reward.tolist()[:2] == [1.0, 0.0] and found.turns.tolist() == [1, 1, 0]
+    assert [runs.transcript(one).content.tolist() for one in found.traj_id] == [
+        ["s", "q", *text] for text in ("a", "b", "")
+    ]
+
+
 def test_openai_messages_keep_calls_and_given_outcomes(tmp_path):
     call = {"id": "c1", "type": "function", "function": {"name": "run", "arguments": '{"code": "print(1)"}'}}
     messages = [
@@ -157,9 +172,14 @@ def test_openai_messages_keep_calls_and_given_outcomes(tmp_path):
         order_by="traj_id"
     )
     assert found.calls.tolist() == [1, 2] and found.errors.isna().all(), "a last call without a result counts"
-    bad = jsonl(tmp_path / "bad.jsonl", [{"messages": [{"content": "x"}]}])
-    with pytest.raises(UserError, match=r"bad.jsonl, line 1: a message has no role"):
-        import_messages(bad, tmp_path / "runs")
+    text = import_messages(jsonl(tmp_path / "text.jsonl", [{"messages": json.dumps(messages)}]), tmp_path / "runs")
+    assert open_runs(text).trajectories().turns.tolist() == [2]
+    for given, words in (
+        ([{"content": "x"}], "a message has no role"),
+        ([messages], "field 'messages' is not a list of messages"),
+    ):
+        with pytest.raises(UserError, match=rf"bad.jsonl, line 1: {words}"):
+            import_messages(jsonl(tmp_path / "bad.jsonl", [{"messages": given}]), tmp_path / "runs")
 
 
 @pytest.mark.slow
