@@ -91,15 +91,17 @@ def write_conversations(path: str | Path, conversations: Iterable[Conversation])
 
 
 def read_conversations(path: str | Path) -> Iterator[Conversation]:
-    """Yield the conversations of a file. Nulls, which Parquet adds, count as absent. Raises DataError with file, row and field."""
+    """Yield the conversations of a file, ours or in OpenAI's form, without nulls. Raises DataError with file, row and field."""
     for number, row in read_rows(path):
         where = f"{path} row {number}"
         with reading(where, error=ProblemError):
             if isinstance(row, Mapping):
                 row = _without_nulls(row)
-                if isinstance(row.get("tools"), str):
-                    row["tools"] = _bare(parse_json(row["tools"] or "[]", f"{where}, field 'tools'")) or []
-                row = _exported(row) if "traj_id" in row else row
+                for name in ("messages", "tools"):
+                    if isinstance(row.get(name), str):
+                        row[name] = parse_json(row[name] or "[]", f"field {name!r}")
+                row["tools"] = _bare(row.get("tools")) or []
+                row = row if "conversation_id" in row else _from_openai(row, Path(path).stem, number)
         try:
             yield Conversation.model_validate(row)
         except ValidationError as error:
@@ -109,12 +111,12 @@ def read_conversations(path: str | Path) -> Iterator[Conversation]:
 
 
 def _without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row without nulls, also in its messages and tools. The arguments of calls are left as they are."""
+    """Return a row without nulls, also in its messages. The arguments of calls are left as they are."""
     present = {name: value for name, value in row.items() if value is not None}
     for message in [each for each in present.get("messages") or () if isinstance(each, dict)]:
         for name in [name for name, value in message.items() if value is None and name != "content"]:
             del message[name]
-    return present | ({"tools": _bare(present["tools"])} if "tools" in present else {})
+    return present
 
 
 def _bare(value: Any) -> Any:
@@ -123,17 +125,20 @@ def _bare(value: Any) -> Any:
     return [_bare(item) for item in value if item is not None] if isinstance(value, list) else value
 
 
-def _exported(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of `rstar-lab export --format sft` as a conversation: calls in their tags, provenance as the source."""
-    messages = []
-    for message in row.get("messages") or ():
+def _from_openai(row: Mapping[str, Any], name: str, number: int) -> dict[str, Any]:
+    """Return a row in OpenAI's form, such as `rstar-lab export` writes it, as a conversation. name, number: of its file and row."""
+    messages, given = [], row.get("messages")
+    if not isinstance(given, list) or not all(isinstance(message, Mapping) for message in given):
+        raise ValueError("field 'messages' is not a list of messages, one conversation a row")
+    for message in given:
         content = message.get("content")
         if message.get("tool_calls"):
             opening = "<reason>" if str(content).startswith("<reason>") else ""
             content = opening + chat.assistant_text(message)
         messages.append({"role": message.get("role"), "content": content})
-    names = {"conversation_id": str(row["traj_id"]), "source": f"run {row.get('run_id')}"}
-    return names | {"messages": messages, "tools": row.get("tools") or ()}
+    source = f"run {row['run_id']}" if "run_id" in row else name
+    names = {"conversation_id": str(row.get("traj_id", f"{name}-{number}")), "source": source}
+    return names | {"messages": messages, "tools": row["tools"]}
 
 
 @dataclass(frozen=True, slots=True)

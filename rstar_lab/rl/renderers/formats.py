@@ -47,9 +47,6 @@ def render_prompt(
         system: System prompt; None: the format's own; "": none (paper only).
         control_tokens: Strings to neutralise in the question; None: those of the paper's format, none in the released one.
 
-    Returns:
-        The prompt.
-
     Raises:
         UserError: The tool or the format is unknown, or the format is `model`.
     """
@@ -64,9 +61,6 @@ def render_tool_results(results: Iterable[str], prompt_format: PromptFormat = "p
     Args:
         results: Texts of the tool responses, in the order of the calls.
         prompt_format: `paper` or `released`.
-
-    Returns:
-        The text.
 
     Raises:
         UserError: The format is unknown, or it is `model`.

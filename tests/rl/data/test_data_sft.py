@@ -149,6 +149,20 @@ def test_nulls_of_parquet_count_as_absent(tmp_path, suffix, nulls):
     assert conversation.tools == () and len(conversation.messages) == 2 and lint(conversation) == []
 
 
+def test_rows_of_others_need_messages_only(tmp_path):
+    call = {"function": {"name": "f", "arguments": {"a": 1}}}
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    path = tmp_path / "c.jsonl"
+    path.write_text("\n".join(json.dumps({"messages": own, "reward": 1.0}) for own in (messages, json.dumps(messages))))
+    found = list(read_conversations(path))
+    assert [one.conversation_id for one in found] == ["c-1", "c-2"] and found[0].source == "c"
+    assert found[0].messages == found[1].messages and '<tool_call>\n{"name": "f"' in found[0].messages[1].content
+    for own in ([messages], "hello", None):
+        path.write_text(json.dumps({"messages": own}))
+        with pytest.raises(UserError, match=r"c\.jsonl row 1: field 'messages'"):
+            list(read_conversations(path))
+
+
 def test_bad_files_of_conversations(tmp_path):
     (tmp_path / "c.jsonl").write_text(
         '{"conversation_id": "a", "source": "s", "messages": [{"role": "judge", "content": "x"}]}'
