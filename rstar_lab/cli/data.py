@@ -161,7 +161,7 @@ def lint(
     first = next(read_rows(file), None)
     if first is None:
         raise UserError(f"{file}: no rows")
-    if isinstance(first[1], dict) and "messages" not in first[1]:
+    if fields or not isinstance(first[1], dict) or "messages" not in first[1]:
         rows = set()
         for fault in lint_problems(file, parse_fields(fields)):
             rows.add(fault.row)

@@ -23,6 +23,7 @@ from rstar_lab.untrusted.files import (
     long_integers,
     open_stream,
     parse_json,
+    parse_value,
     read_text,
     reading,
 )
@@ -63,11 +64,8 @@ class Problem(BaseModel):
 
     def task(self) -> str:
         """Return what distinguishes problems with one question: an environment and its metadata as JSON, or "" without environment."""
-        return (
-            self.model_dump_json(include={"environment", "info"}, exclude={"info": {"tests"}})
-            if self.environment
-            else ""
-        )
+        known = self.model_dump_json(include={"environment", "info"}, exclude={"info": {"tests"}})
+        return known if self.environment else ""
 
 
 FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".gz")
@@ -83,9 +81,14 @@ def _plain(value: Any, field: str, named: bool) -> Any:
     one of the user, and the answer the last one of the assistant. Metadata that is JSON text is parsed. A value of another type is
     left out if its column has our name by chance. named: whether the user has named the column.
     """
+    if field in _ROLES and isinstance(value, str) and value.lstrip().startswith("[{"):
+        with suppress(DataError):  # messages as JSON text or, in CSV, as a Python literal
+            items = parse_value(value, field)
+            roles = [isinstance(item, Mapping) and {"role", "from"} & item.keys() for item in items]
+            value = items if all(roles) else value
     if field == "info":
         with suppress(DataError):  # the type of the value is checked below
-            value = parse_json(value, "info") if isinstance(value, str) else value
+            value = parse_value(value, "info") if isinstance(value, str) else value
         value = value or None
     elif isinstance(value, list | tuple):
         if field in _ROLES and value and all(isinstance(item, Mapping) for item in value):
@@ -95,7 +98,8 @@ def _plain(value: Any, field: str, named: bool) -> Any:
     elif isinstance(value, float) and math.isnan(value):
         return None  # a missing value of a numeric column
     elif field not in ("difficulty", "environment") and isinstance(value, int | float) and not isinstance(value, bool):
-        value = value if isinstance(value, float) and math.isinf(value) else str(value)
+        whole = field == "answer" and abs(value) < 2**53 and value == int(value)  # a column with nulls has floats
+        value = value if isinstance(value, float) and math.isinf(value) else str(int(value) if whole else value)
     elif field == "difficulty" and isinstance(value, str):
         value = float(value) if _NUMBER.fullmatch(value.strip()) else value
     return value if named or field not in _TYPES or isinstance(value, _TYPES[field]) else None
@@ -122,6 +126,8 @@ def _look_up(row: Mapping[str, Any], name: str) -> Any:
     """Return row[name], or the value at a dotted name in nested objects; None if there is none."""
     value: Any = row
     for part in (name,) if name in row else name.split("."):
+        with suppress(DataError):  # an object as JSON text or, in CSV, as a Python literal
+            value = parse_value(value, name) if isinstance(value, str) and value.lstrip().startswith("{") else value
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
 
@@ -202,7 +208,7 @@ def read_rows(path: str | Path) -> Iterator[tuple[int, Any]]:
         case ".parquet" if path.suffix == ".parquet":
             yield from enumerate((row for batch in parquet_batches(path) for row in batch.to_pylist()), 1)
         case _:
-            raise ProblemError(f"{path}: problem files end in {', '.join(FILE_SUFFIXES)}; decompress a .parquet.gz")
+            raise ProblemError(f"{path}: problem files end in .jsonl, .json, .csv (or these with .gz) or .parquet")
 
 
 def without_copies(problems: Sequence[Problem]) -> list[Problem]:

@@ -233,13 +233,9 @@ def read_source(
         }
         try:
             problem = read_problem(
-                _converted(source, row, where),
-                where=where,
-                fields=fields,
-                default_id=f"{source.name}-{number}",
-                default_source=source.name,
-                answers=answers,
-            )
+                _converted(source, row, where), where=where, fields=fields, default_id=f"{source.name}-{number}",
+                default_source=source.name, answers=answers,
+            )  # fmt: skip
         except ProblemError as error:
             if on_bad_row is None and source.convert is None:
                 raise

@@ -139,9 +139,8 @@ async def make_traces(
 
 def _content_key(problems: Sequence[Problem], seed: int, mix: TraceMix, renderer: type[Renderer]) -> str:
     digest = hashlib.sha256()
-    for module in (families, chat, released):
-        digest.update(Path(str(module.__file__)).read_bytes())
-    digest.update(Path(__file__).read_bytes())
+    for file in (families.__file__, chat.__file__, released.__file__, __file__):
+        digest.update(Path(str(file)).read_bytes())
     digest.update(f"{seed} {mix.model_dump_json()} {renderer.name}".encode())
     for problem in problems:
         digest.update(problem.model_dump_json().encode())
