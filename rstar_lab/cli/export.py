@@ -1,7 +1,7 @@
 """`rstar-lab export` and `rstar-lab import`: rollouts for other programs, and rollouts of other programs as a run."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -53,12 +53,13 @@ def export(
     A card is written beside the file. `rstar-lab sft` reads the format sft: name the file in `sft.conversations`.
     """
     from rstar_lab.analysis import export_preferences, export_sft, open_runs
+    from rstar_lab.untrusted.files import parse_json
 
     if format not in FORMATS:
         raise UserError(f"--format {format}: choose from {', '.join(FORMATS)}")
     folder = find_run(run, runs_dir)
-    runs, chosen = open_runs(folder), _filter(where)
-    out = out or Path("out") / f"{folder.name}-{format}.jsonl"
+    runs, out = open_runs(folder), out or Path("out") / f"{folder.name}-{format}.jsonl"
+    chosen = parse_json(where, "--where", dict) if where and where.lstrip().startswith("{") else where
     if format == "preference":
         exported = export_preferences(runs, out, chosen, against=_questions(against))
     else:
@@ -66,13 +67,6 @@ def export(
     lines = [f"{exported.path}: {exported.written:,} written"]
     lines += [f"left out: {count:,} ({reason})" for reason, count in exported.left_out.most_common()]
     print_result(as_json, exported.as_dict(), "\n".join([*lines, *(f"note: {note}" for note in exported.notes)]))
-
-
-def _filter(text: str | None) -> Any:
-    """Return a filter given as SQL or as a JSON object. Raises UserError for broken JSON."""
-    from rstar_lab.untrusted.files import parse_json
-
-    return parse_json(text, "--where", dict) if text and text.lstrip().startswith("{") else text
 
 
 def _questions(files: list[Path] | None) -> dict[str, list[str]]:

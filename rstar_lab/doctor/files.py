@@ -19,7 +19,7 @@ from typing import Any
 from rstar_lab.common.errors import UserError, install_hint
 from rstar_lab.doctor.metric_names import canonical
 from rstar_lab.exchange import importers
-from rstar_lab.exchange.import_rows import Row, digest, number_in_name, step_number, write_run
+from rstar_lab.exchange.import_rows import Row, digest, number_in_name, number_of, step_number, write_run
 from rstar_lab.exchange.rollout_rows import USED, converted, first, is_number, is_trace
 from rstar_lab.runs.schema import REWARDS_FILE
 from rstar_lab.untrusted.files import DataError, open_stream, parse_json, read_json, reading
@@ -125,7 +125,7 @@ def _head(file: Path) -> bytes:
 
 def _kind_of_rows(file: Path) -> str | None:
     for _, row in islice(rows(file, []), FIRST_ROWS):
-        if isinstance(row.get("messages"), list | str):
+        if isinstance(row.get("messages"), list | str | dict):
             return "messages"
         if is_trace(row) or (first(row, "prompt") is not None and isinstance(first(row, "completion"), str | list)):
             if _step_folder(file):
@@ -255,8 +255,8 @@ def metric_lines(file: Path, notes: list[str]) -> Iterator[tuple[int, Values]]:
     """Yield (step, {name: value}) of a file with metrics. Values that are no numbers are None; lines without a step are left out."""
     try:
         for step, values in _metric_lines(file, notes):
-            if is_number(step) and 0 <= step < 2**31 and step == int(step):
-                yield int(step), {name: value if is_number(value) else None for name, value in values.items()}
+            if (number := number_of(step)) is not None and 0 <= number < 2**31 and number == int(number):
+                yield int(number), {name: value if is_number(value) else None for name, value in values.items()}
     except DataError as error:
         notes.append(_short(error, file))
 

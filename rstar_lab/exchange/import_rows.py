@@ -244,8 +244,8 @@ def number_of(value: Any) -> float | None:
 
 
 def step_number(value: Any, place: str, name: str) -> int:
-    if isinstance(value, int | float) and 0 <= value < 2**31 and value == int(value):
-        return int(value)
+    if (number := number_of(value)) is not None and 0 <= number < 2**31 and number == int(number):
+        return int(number)
     raise UserError(f"{place}: field {name!r} is not a step number: {str(value)[:80]!r}")
 
 

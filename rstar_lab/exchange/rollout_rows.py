@@ -113,8 +113,8 @@ def _conversation(row: Row, place: str) -> Row:
 
 
 def _rollout(row: Row, place: str, step: int) -> Row:
-    prompt = _chat(first(row, "prompt"), "user", place)
-    completion = first(row, "completion")
+    prompt = _chat(_parsed_chat(first(row, "prompt")), "user", place)
+    completion = _parsed_chat(first(row, "completion"))
     if completion is None and not set(COLUMNS["completion"]) & set(row):
         raise UserError(f"{place}: no completion")
     is_text = isinstance(completion, str)
@@ -131,6 +131,12 @@ def _rollout(row: Row, place: str, step: int) -> Row:
         "rewards": {name: number for name, value in parts.items() if name not in USED and (number := number_of(value)) is not None},
         "truth": first(row, "truth"), "answer": None if str(answer).strip().lower() in NO_ANSWERS else answer, "kept": True, **_facts(row),
     }  # fmt: skip
+
+
+def _parsed_chat(value: Any) -> Any:
+    """Return the messages that a text holds as JSON, or the value."""
+    chat = _json_or_text(value) if isinstance(value, str) and value.startswith('[{"') else None
+    return chat if isinstance(chat, list) and all(isinstance(at(message, "role"), str) for message in chat) else value
 
 
 def _facts(row: Row) -> Row:

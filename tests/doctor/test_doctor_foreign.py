@@ -70,7 +70,9 @@ def verl_metrics(change, steps=12):
             s: {"actor/entropy": 0.5, "actor/lr": 1e-6, "critic/score/mean": 0.3 + 0.03 * s}
             for s in range(1, steps + 1)
         }
-        write_lines(folder / "experiment.jsonl", [{"step": s, "data": row | change(s)} for s, row in known.items()])
+        write_lines(
+            folder / "experiment.jsonl", [{"step": str(s), "data": row | change(s)} for s, row in known.items()]
+        )
 
     return write
 
@@ -223,6 +225,9 @@ def test_what_is_read_in_part_has_a_note(tmp_path):
     assert "the sum that the advantages follow: 1 accuracy, 0.001 length" in doctor(tmp_path / "trl").to_text()
     HONEST["another metric of the evaluation"](tmp_path / "metrics")
     assert "score is val-core/a/acc/mean@4; 1 other" in doctor(tmp_path / "metrics").to_text()
+    write_lines(tmp_path / "d.jsonl", [{"messages": {"role": "user"}, "step": 1, "reward": 1.0}])
+    with pytest.raises(UserError, match="field 'messages' is not a list"):
+        doctor(tmp_path / "d.jsonl")
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "trainer_state.json").write_text("{}")
     with pytest.raises(UserError, match="no log_history can be read"):

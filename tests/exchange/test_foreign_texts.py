@@ -10,7 +10,7 @@ from helpers.cases import read_cases
 
 from rstar_lab.analysis import import_messages, import_trl, import_verl, inspect, open_runs
 from rstar_lab.common.errors import UserError
-from rstar_lab.exchange.rollout_rows import openai_messages
+from rstar_lab.exchange.rollout_rows import converted, openai_messages
 from rstar_lab.runs import RunWriter
 
 CODE = "print('答案')  # größer, ÉTÉ, Москва 😀 \"x\""
@@ -60,15 +60,15 @@ def test_no_part_of_a_message_is_dropped(parts, text):
     assert text in message["content"] and "None" not in message["content"] and message["role"] == "assistant"
 
 
+def test_a_chat_that_is_json_text_is_a_chat():
+    chat = [{"role": "assistant", "content": "a"}]
+    (row,) = converted({"prompt": "q", "completion": json.dumps(chat)}, "1", 0)
+    assert row["messages"][1:] == chat
+
+
 def test_a_null_beside_a_value_and_a_packed_file_of_a_folder_are_read(tmp_path):
-    row = {
-        "messages": [{"role": "user", "content": "q"}],
-        "step": None,
-        "global_step": 4,
-        "reward": None,
-        "score": 1,
-        "answer": ["4"],
-    }
+    row = {"messages": [{"role": "user", "content": "q"}], "step": None, "global_step": "4"}
+    row |= {"reward": None, "score": 1, "answer": ["4"]}
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(json.dumps(row).encode()))
     frame = open_runs(import_messages(tmp_path, tmp_path / "runs", run_id="m")).trajectories()
     assert frame[["step", "reward", "answer"]].values.tolist() == [[4, 1.0, "4"]]
