@@ -11,7 +11,6 @@ Row = list[list[Token]]  # its cells
 
 _CONDITIONS = frozenset(("if", "when", "for", "where"))
 _ORDERS = frozenset(("<", ">", "leq", "geq", "neq", "otherwise")) | _CONDITIONS
-_PUNCTUATION = (",", ";", ".")
 
 
 def environment(cursor: Cursor, name: str, read: Read, cases: bool = False) -> Any:
@@ -19,39 +18,30 @@ def environment(cursor: Cursor, name: str, read: Read, cases: bool = False) -> A
 
     cases: whether it has cases or equations, whatever its name.
     """
-    rows = _rows(cursor.enclosed("{", "}") if cursor.is_sign("{") else _content(cursor))
+    named = cursor.tokens[cursor.at - 1].text == f"begin:{name}"
+    cursor.at -= named
+    rows = _rows(cursor.enclosed(*(f"begin:{name}", f"end:{name}") if named else ("{", "}")))
+    if not rows:
+        raise Unreadable("an empty environment")
     words = {token.text.casefold() for row in rows for cell in row for token in cell}
     if cases or name in ("cases", "rcases") or (name == "array" and words & (_ORDERS | {"="})):
         return _cases(rows, read)
+    if len(set(map(len, rows))) > 1:
+        raise Unreadable("rows with different numbers of cells")
     matrix = Matrix(tuple(tuple(read(cell) if cell else ("sym", "") for cell in row) for row in rows))
     return determinant(matrix) if name in ("vmatrix", "Vmatrix") else matrix
-
-
-def _levels(token: Token) -> int:
-    """Return by how much a token nests environments deeper."""
-    return token.text.startswith("begin:") - token.text.startswith("end:")
-
-
-def _content(cursor: Cursor) -> list[Token]:
-    """Return the tokens up to the end of an environment, and move behind it."""
-    level, start = 1, cursor.at
-    while level:
-        if cursor.at_end():
-            raise Unreadable("an open environment")
-        level += _levels(cursor.take())
-    return cursor.tokens[start : cursor.at - 1]
 
 
 def _rows(tokens: Sequence[Token]) -> list[Row]:
     rows: list[Row] = [[[]]]
     level = 0
     for token in tokens:
-        level += _levels(token)
+        level += token.text.startswith("begin:") - token.text.startswith("end:")
         if level == 0 and token.text == "\\\\":
             rows.append([[]])
         elif level == 0 and token.text == "&":
             rows[-1].append([])
-        else:
+        elif token.text != ".":
             rows[-1][-1].append(token)
     return [row for row in rows if any(row)]
 
@@ -78,9 +68,4 @@ def _parts(row: Row) -> tuple[list[Token], list[Token]]:
     if "=" in words[: place + 1] and not _ORDERS.intersection(words[place:]):
         place = len(tokens)
     condition = [token for token in tokens[place:] if token.text.casefold() not in _CONDITIONS]
-    return _stripped(tokens[:place]), _stripped(condition)
-
-
-def _stripped(tokens: list[Token]) -> list[Token]:
-    kept = [place for place, token in enumerate(tokens) if token.text not in _PUNCTUATION]
-    return tokens[kept[0] : kept[-1] + 1] if kept else []
+    return tokens[:place], condition

@@ -20,6 +20,7 @@ from rstar_lab.verify.values import (
     Matrix,
     Nothing,
     Relation,
+    checked,
     decimal,
     determinant,
     difference,
@@ -29,7 +30,6 @@ from rstar_lab.verify.values import (
     product,
     proper,
     repeating,
-    scaled,
 )
 
 MAX_DEPTH = 40
@@ -54,7 +54,7 @@ _STARTERS = FUNCTIONS | _NAMES["starters"]
 _ACCENTS = ("overline", "dot", "ddot", "tilde", "widetilde", "angle", "triangle", "mathring")
 _COUNTS = {"C": "binom", "P": "perm"}
 _OF_TWO = {"frac": ("/",), "binom": ("call", "binom")}
-_FIXED = {"infty": ("const", "inf"), "emptyset": Nothing()}
+_FIXED = {"pi": ("const", "pi"), "infty": ("const", "inf"), "emptyset": Nothing()}
 _CLOSING = {"(": ")", "[": "]", "{": "}", r"\{": r"\}"}
 
 
@@ -109,17 +109,13 @@ class Parser(Cursor):
             left = self.expression(SIGNED)
             if negative and not isinstance(left, tuple | Matrix):
                 raise Unreadable("a negative set")
-            left = scaled(("neg", left)) if negative else left
+            left = checked(("neg", left)) if negative else left
         elif self.is_command("pm", "mp"):
             left = (self.take().text, number(0), self.expression(SIGNED))
         else:
             left = self.primary()
         while (found := self.operation(left, power)) is not None:
-            left = found
-            if isinstance(left, tuple):
-                if any(not isinstance(part, tuple | str | Matrix) for part in left):
-                    raise Unreadable("a formula of sets")
-                left = scaled(left)
+            left = checked(found)
         self.depth -= 1
         return left
 
@@ -222,8 +218,8 @@ class Parser(Cursor):
         if token.kind in ("number", "repeating"):
             return self.literal(token)
         if token.kind in ("symbol", "word"):
-            return self.symbol(token) if token.kind == "symbol" else self.letters(token)
-        return self.command(token.text) if token.kind == "command" else self.bracket(token.text)
+            return checked(self.symbol(token) if token.kind == "symbol" else self.letters(token))
+        return checked(self.command(token.text) if token.kind == "command" else self.bracket(token.text))
 
     def argument(self) -> Any:
         """Read the argument of a command: braces, or one digit, letter or command."""
@@ -296,7 +292,7 @@ class Parser(Cursor):
         if token.text == "Gamma":
             return ("call", "factorial", ("+", self.primary(), number(-1)))
         several, few = self.peek(1).text, self.peek(3).text
-        numbers = self.is_sign(",", offset=2) and (several + few).isdecimal()
+        numbers = self.is_sign(",", offset=2) and self.is_sign(")", offset=4) and (several + few).isdecimal()
         if token.text in _COUNTS and numbers and int(several) >= int(few):
             return ("call", _COUNTS[token.text], *self.items_in("("))
         if token.text.isupper() and not token.upright:
@@ -328,8 +324,6 @@ class Parser(Cursor):
     def command(self, name: str) -> Any:
         if name in _OF_TWO:
             return (*_OF_TWO[name], self.argument(), self.argument())
-        if name == "pi":
-            return ("sym", "pi" + self.subscript()) if self.is_sign("_") else ("const", "pi")
         if name in _FIXED:
             return _FIXED[name]
         if name == "sqrt":
@@ -351,20 +345,17 @@ class Parser(Cursor):
         if name.startswith("begin:") or name == "pmatrix":
             return environment(self, name.removeprefix("begin:"), self.all_of)
         if name in _ACCENTS:
-            return ("sym", f"{name} {self.marked_letters(name)}")
+            return ("sym", f"{name} {self.marked_letters()}")
         raise Unreadable(f"the command {name}")
 
-    def marked_letters(self, name: str) -> str:
+    def marked_letters(self) -> str:
         """Read the letters behind `\\angle` or an accent."""
         if self.is_sign("{"):
             return "".join(token.text for token in self.enclosed("{", "}"))
         found = self.take()
         if found.kind not in ("symbol", "word"):
             raise Unreadable("an accent without a letter")
-        text = found.text
-        while name in ("angle", "triangle") and self.peek().kind in ("symbol", "word") and self.peek().text.isupper():
-            text += self.take().text
-        return text
+        return found.text
 
     def function(self, name: str) -> Any:
         exponent = base = None
@@ -375,6 +366,8 @@ class Parser(Cursor):
                 base = self.literal(self.take())
             else:
                 base = self.argument()
+        if base is not None and name not in ("log", "ln"):
+            raise Unreadable("a function with a base")
         if name in ("gcd", "lcm", "max", "min") and self.is_sign(*_CLOSING):
             return ("call", name, *self.items_in(self.peek().text))
         if exponent == ("neg", number(1)) and name in ("sin", "cos", "tan"):

@@ -24,7 +24,7 @@ from rstar_lab.verify.values import Formula, decadic, has, nodes, number, operan
 
 MAX_STEPS = 100_000  # of a comparison: about 0.5 s
 STEP_BITS = 500  # of an exact number: arithmetic with more takes more steps
-FUNCTION_STEPS = 10  # of a function that is not exact
+FUNCTION_STEPS, TERM_STEPS = 10, 50  # of a function that is not exact, and of a term of an infinite sum or a limit
 MAX_TERMS = 200  # of an infinite sum or a limit: the extrapolation of more is slow
 MAX_BITS = 40_000  # of an exact number
 MAX_MAGNITUDE = 1e6  # of the logarithm of a number that is not exact
@@ -240,15 +240,11 @@ def _analytic(function: Callable[..., Any], *values: Number) -> Number:
     return _without_noise(found, arguments[0])
 
 
-def _counting(exact: Callable[..., int], general: Callable[..., Any] | None, *values: Number) -> Number:
-    """Return a function of integers. general: its continuation to other numbers."""
-    if any(not isinstance(value, Fraction) or abs(value) > MAX_ARGUMENT for value in values):
+def _counting(function: Callable[..., int], *values: Number) -> Number:
+    """Return the value of a function of natural numbers."""
+    if not all(isinstance(n, Fraction) and n.denominator == 1 and 0 <= n <= MAX_ARGUMENT for n in values):
         raise NotComputed
-    if all(value.denominator == 1 and value >= 0 for value in values):
-        return Fraction(exact(*map(int, values)))
-    if general is None:
-        raise NotComputed
-    return _analytic(general, *values)
+    return Fraction(function(*map(int, values)))
 
 
 def _applied(name: str, *arguments: Number) -> Number:
@@ -283,7 +279,7 @@ def _extrapolated(node: Any, values: dict[str, Fraction]) -> Number:
     terms = count()
 
     def at(place: Any) -> Any:
-        spend(FUNCTION_STEPS)
+        spend(FUNCTION_STEPS if kind == "int" else TERM_STEPS)
         if kind != "int" and next(terms) > MAX_TERMS:
             raise NotComputed
         try:
@@ -321,12 +317,11 @@ _FUNCTIONS: dict[str, Callable[..., Number]] = {
     **{name: partial(_analytic, getattr(_CONTEXT, name)) for name in _ANALYTIC.split()},
     "root": lambda value, degree: _power(value, divide(Fraction(1), degree)),
     "abs": abs, "floor": partial(_rounded, "floor"), "ceil": partial(_rounded, "ceil"),
-    "gcd": partial(_counting, math.gcd, None), "lcm": partial(_counting, math.lcm, None),
+    "gcd": partial(_counting, math.gcd), "lcm": partial(_counting, math.lcm),
     "max": lambda *values: max(values, key=real), "min": lambda *values: min(values, key=real),
     "log": _logarithm, "ln": _logarithm, "exp": partial(_power, _CONSTANTS["e"]),
-    "factorial": partial(_counting, math.factorial, _CONTEXT.factorial),
-    "factorial2": partial(_counting, lambda n: math.prod(range(n, 0, -2)), _CONTEXT.fac2),
-    "binom": partial(_counting, math.comb, _CONTEXT.binomial), "perm": partial(_counting, math.perm, _CONTEXT.ff),
+    "factorial": partial(_counting, math.factorial), "factorial2": partial(_counting, lambda n: math.prod(range(n, 0, -2))),
+    "binom": partial(_counting, math.comb), "perm": partial(_counting, math.perm),
 }  # fmt: skip
 
 

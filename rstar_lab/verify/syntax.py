@@ -264,7 +264,7 @@ def _quantity(parser: Parser) -> Any:
         remainder = parser.is_word("remainder") or parser.is_symbol("R", "r")
         if remainder and parser.peek(1).kind == "number" and value[0] == "num":
             parser.at += 1
-            return Tagged("remainder", (value[1], Fraction(parser.take().text)))
+            return Tagged("remainder", (value[1], parser.literal(parser.take())[1]))
     return with_unit(parser, value, money)
 
 

@@ -267,19 +267,18 @@ class Cursor:
             raise Unreadable(f"expected {text}, found {self.peek().text}")
 
     def closing(self, opening: str, closing: str) -> int:
-        """Return the place of the sign that closes the bracket that opens here."""
+        """Return the place of the token that closes the bracket or the environment that opens here."""
         level = 0
         for place in range(self.at, len(self.tokens)):
-            token = self.tokens[place]
-            if token.kind == "sign":
-                level += (token.text == opening) - (token.text == closing)
-                if level == 0:
-                    return place
+            text = self.tokens[place].text
+            level += (text == opening) - (text == closing)
+            if level == 0:
+                return place
         raise Unreadable(f"no {closing}")
 
     def enclosed(self, opening: str, closing: str) -> list[Token]:
         """Return the tokens in the bracket that opens here, and move behind it."""
-        if not self.is_sign(opening):
+        if self.peek().text != opening:
             raise Unreadable(f"expected {opening}, found {self.peek().text}")
         end = self.closing(opening, closing)
         inner = self.tokens[self.at + 1 : end]

@@ -19,6 +19,7 @@ Formula = tuple[Any, ...]
 
 DIGIT_GROUP = re.compile(r"\d{3}(?:\.\d+)?")
 MAX_EXPONENT, MAX_DIGITS, MAX_DETERMINANT = 4_000, 2_000, 5
+_PARTS = tuple | str | int | Fraction | None
 _BARRED = re.compile(r"(\d*)\.(\d*)(?:\\(?:overline|bar|dot)\s*\{?(\d+)\}?|\((\d+)\))")
 _PERIOD = re.compile(r"(\d*)\.(\d*?)(?:(\d{1,6}?)\3{2,}|(\d{2,6})\4)")
 
@@ -200,14 +201,22 @@ def plus_minus(value: Any) -> list[Any]:
     return [mapped(value, partial(signed, upper=upper)) for upper in ("pm", "mp")]
 
 
-def scaled(node: Formula) -> Any:
-    """Multiply a matrix by the number in front of it. Other formulas are returned unchanged."""
-    sign, *parts = ("*", node[1], number(-1)) if node[0] == "neg" else node
+def checked(value: Any) -> Any:
+    """Return a formula in which a number in front of a matrix is multiplied into it. Other values are returned unchanged.
+
+    Raises Unreadable for a formula of values that have no arithmetic, such as sets and words.
+    """
+    if not isinstance(value, tuple):
+        return value
+    sign, *parts = ("*", value[1], number(-1)) if value[0] == "neg" else value
+    kinds = _PARTS | Matrix if sign in ("+", "*", "/", "^") else _PARTS
+    if not all(isinstance(part, kinds) for part in parts):
+        raise Unreadable("a formula of sets")
     if sign == "*" and isinstance(parts[1], Matrix):
         parts.reverse()
     if sign not in ("*", "/") or not isinstance(parts[0], Matrix) or not isinstance(parts[1], tuple):
-        return node
-    return Matrix(tuple(tuple((sign, cell, parts[1]) for cell in row) for row in parts[0].rows))
+        return value
+    return Matrix(tuple(tuple(checked((sign, cell, parts[1])) for cell in row) for row in parts[0].rows))
 
 
 def determinant(matrix: Matrix) -> Formula:

@@ -67,23 +67,14 @@ def test_long_text_after_the_box_does_not_hide_the_answer():
 
 
 HOSTILE = {
-    "power tower": "9^{9^{9^9}}",
-    "factorials": "1000000!!!",
-    "integral": r"\int_0^1 x^{x^{x}} dx",
-    "sums in sums": r"\sum_{n=1}^\infty\sum_{m=1}^\infty\frac{1}{n^2m^2}",
-    "limits in limits": r"\lim_{x\to0}\lim_{y\to0}\frac{xy}{x+y}",
-    "a divergent sum": r"\sum_{n=1}^\infty\frac1n",
+    **CASES["hostile"],
     "units": "5 " + "m " * 900,
     "absolute values": "|x-1|+" * 30 + "|x|<3",
-    "sum": r"\sum_{n=1}^{10^{9}} n!",
-    "exponent": "1e999999999999",
-    "polynomial": "x^{1000000}+(x+1)^{100000}",
     "braces": "{" * 900 + "}" * 900,
     "parentheses": "(" * 900 + ")" * 900,
     "roots": r"\sqrt{" * 300 + "2" + "}" * 300,
     "nulls": "\0" * 100,
     "surrogate": "\ud800",
-    "exit": '__import__("os")._exit(0)',
 }
 
 
