@@ -152,7 +152,7 @@ def compare(answers: Iterable[object], truths: Iterable[object]) -> list[bool | 
         decided = _decided(answer, truth, words)
         if decided is None and formulas < COMPARED and max(len(answer), len(truth)) <= LONGEST:
             formulas += 1
-            decided = verify.same_answer(answer, truth) or None  # what it calls unequal can be another notation
+            decided = verify.compare(answer, truth) or None  # what it calls unequal can be another notation
         known[answer, truth] = decided
     return [known[pair] for pair in pairs]
 

@@ -24,7 +24,7 @@ from rstar_lab.rl.problems import Problem
 from rstar_lab.rl.reward import RewardInputs, UserReward, make_reward
 from rstar_lab.rl.reward.functions import TIMEOUT_S
 from rstar_lab.rl.trajectory import StopReason, Trajectory, Turn
-from rstar_lab.verify import AnswerFormat, extract_answer, same_answer
+from rstar_lab.verify import AnswerFormat, compare, extract_answer
 
 Score = Callable[[str, str], float]
 Case = tuple[str, Problem, str]  # check, problem, response
@@ -150,7 +150,7 @@ def audit(reward: str, problems: Sequence[Problem], *, answer: AnswerFormat = "t
         raise UserError("audit needs problems with at least two different answers")
     cases: list[Case] = []
     for problem in chosen:
-        others = [other for other in answers if not same_answer(other, problem.answer)]
+        others = [other for other in answers if compare(other, problem.answer) is False]
         if problem.answer and others:
             cases += [(check, problem, text) for check, text in responses(problem, others, rng, answer)]
     results = {name: CheckResult(name) for name in (*CHECKS, "crash", "time", "deterministic", "order")}

@@ -28,7 +28,7 @@ from rstar_lab.rl.trajectory import StopReason, Trajectory
 from rstar_lab.runs.reader import RunReader
 from rstar_lab.runs.tables import UNUSABLE
 from rstar_lab.runs.writer import RunWriter
-from rstar_lab.verify import same_answer
+from rstar_lab.verify import compare
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ CHUNK = 512  # number of rollouts per commit
 # Yields the trajectories of each list of tasks, in order.
 Generate = Callable[[Sequence[list[RolloutTask]]], AsyncGenerator[list[Trajectory]]]
 MAX_IN_FLIGHT = 1024  # rollouts
-_same = lru_cache(2**16)(same_answer)  # a comparison may call another process
+_same = lru_cache(2**16)(compare)
 
 
 def group_equal_answers(answers: Iterable[str]) -> list[list[str]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rstar_lab.common.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from rstar_lab.verify.comparison import Undecided, canonical_integer, readable, same_answer, verify, verify_many
+    from rstar_lab.verify.comparison import Undecided, compare, readable, same_answer, verify, verify_many
     from rstar_lab.verify.extraction import ANSWER_FORMATS, AnswerFormat, extract_answer, last_boxed, last_number
 
 __getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

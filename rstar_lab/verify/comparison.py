@@ -4,24 +4,29 @@ The steps of a comparison and the size of its numbers are limited (`numeric`), b
 `9^{9^{9^9}}`.
 """
 
+import logging
 import re
 from collections.abc import Iterable
+from functools import cache
 
 from rstar_lab.common.errors import UserError
 from rstar_lab.verify import equality
 from rstar_lab.verify.extraction import AnswerFormat, extract_answer
 from rstar_lab.verify.gold import fault_of_answer, final_answer
+from rstar_lab.verify.numeric import NotComputed, NoValue
 from rstar_lab.verify.syntax import MAX_WORDS, read
 from rstar_lab.verify.tokens import Unreadable
 from rstar_lab.verify.values import Group, Text
 
 MAX_EXPRESSION = 2_000  # characters; longer answers are compared as text only
 
+log = logging.getLogger(__name__)
+
 _INTEGER = re.compile(r"([+-]?)([0-9]++)((?:,[0-9]{3})*+)")
 
 
 class Undecided(UserError):
-    """An answer was not graded, because the sandbox of the grader failed. It is neither correct nor wrong."""
+    """An answer was not graded, because the grader or its sandbox failed. It is neither correct nor wrong."""
 
 
 def canonical_integer(text: str) -> str | None:
@@ -42,8 +47,16 @@ def canonical_integer(text: str) -> str | None:
 def same_answer(candidate: str, answer: str) -> bool:
     r"""Return whether two answers (without tags and box) are equal, by the rules of docs/evaluation.md.
 
-    candidate: the answer to check. answer: the true answer.
+    candidate: the answer to check. answer: the true answer. Raises Undecided if the comparison fails through an internal error.
     """
+    same = compare(candidate, answer)
+    if same is None:
+        raise Undecided(f"an internal error of verify: {candidate!r:.80} was not compared with {answer!r:.80}")
+    return same
+
+
+def compare(candidate: str, answer: str) -> bool | None:
+    """Return `same_answer`, or None if the comparison fails through an internal error. Such an error is logged once."""
     candidate, answer = candidate.strip(), answer.strip()
     if answer.startswith(("['", '["')):  # a list of texts
         answer = final_answer(answer)
@@ -58,8 +71,17 @@ def same_answer(candidate: str, answer: str) -> bool:
         return False
     try:
         return equality.equal(candidate, answer)
-    except Exception:  # such as NotComputed, RecursionError: an answer must not end a training
+    except (Unreadable, NoValue, NotComputed, RecursionError):  # what is not computed is different
         return False
+    except Exception as error:  # an answer must not end a training
+        _log_error(type(error).__name__)
+        return None
+
+
+@cache
+def _log_error(kind: str) -> None:
+    """Log the exception that is being handled, if it is the first of its type."""
+    log.exception("an internal error of verify; the answer is neither correct nor wrong")
 
 
 def verify(response_text: str, answer: str, *, answer_format: AnswerFormat = "tagged") -> bool:

@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 from helpers.rollouts import roll_out
@@ -15,7 +16,8 @@ from rstar_lab.rl.reward import RewardInputs, make_reward
 from rstar_lab.rl.rollout.records import step_rows
 from rstar_lab.rl.step import rollout_metrics
 from rstar_lab.rl.trajectory import StopReason
-from rstar_lab.verify import Undecided, same_answer
+from rstar_lab.verify import Undecided, compare, equality, same_answer
+from rstar_lab.verify.numeric import NotComputed
 
 PAIRS = [(rf"\frac{{x+{n}}}{{7}}", f"x/7+{n}/7" if n % 4 else "x/6") for n in range(24)]
 SERIES = [(rf"\sum_{{k=1}}^\infty\frac{{{n}}}{{k^2}}", rf"\frac{{{n + n // 4}\pi^2}}{{6}}") for n in range(1, 7)]
@@ -39,12 +41,19 @@ def test_a_process_that_is_forked_during_a_comparison_can_compare():
     busy.join()
 
 
-async def test_an_undecided_answer_makes_the_rollout_unusable_and_is_counted():
-    def undecided(text: str, answer: str) -> float:
-        raise Undecided
-
-    text = r"<answer>\boxed{42}</answer>"
-    lost, right = [await roll_out(text, reward=reward) for reward in (undecided, make_reward("verify"))]
+@pytest.mark.parametrize("reward", ["verify", "own_rewards:equal"])
+async def test_an_undecided_answer_makes_the_rollout_unusable_and_is_counted(tmp_path, monkeypatch, caplog, reward):
+    """An unexpected error of a comparison decides nothing; what is not computed is different."""
+    (tmp_path / "own_rewards.py").write_text("import rstar_lab.verify as v\nequal = lambda *texts: v.verify(*texts)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    unexpected = type(f"Unexpected in {reward}", (Exception,), {})
+    monkeypatch.setattr(equality, "equal", Mock(side_effect=[NotComputed, *[unexpected] * 3]))
+    assert [compare("41", "42x"), compare("41", "42x")] == [False, None]
+    with pytest.raises(Undecided, match="'41' was not compared with '42x'"):
+        same_answer("41", "42x")
+    texts = [rf"<answer>\boxed{{{answer}}}</answer>" for answer in ("x", "42")]
+    lost, right = [await roll_out(text, reward=make_reward(reward)) for text in texts]
+    assert sum("internal error of verify; the answer" in message for message in caplog.messages) == 1
     assert (lost.stop_reason, lost.usable, right.reward) == (StopReason.UNDECIDED, False, 1.0)
     metrics = rollout_metrics([lost, right])
     assert metrics["undecided"] == 1 and metrics["correct"] == metrics["reward"] == 1.0

@@ -10,7 +10,7 @@ import numpy as np
 
 from rstar_lab.rl.data.similarity import Corpus, Texts, contaminated, near_duplicates
 from rstar_lab.rl.data.sources import Candidate
-from rstar_lab.verify import canonical_integer, same_answer
+from rstar_lab.verify.comparison import canonical_integer, compare
 
 Drops = dict[int, str]
 
@@ -98,7 +98,7 @@ def wrong_labels(candidates: Sequence[Candidate], min_agree: int, max_answers: i
             continue
         agreeing = 0
         for answer in answers:
-            agreeing += same_answer(answer, candidate.problem.answer)
+            agreeing += compare(answer, candidate.problem.answer) is not False
             if agreeing == min_agree:
                 break
         if agreeing < min_agree:

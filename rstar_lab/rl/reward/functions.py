@@ -18,7 +18,7 @@ from rstar_lab.rl.reward.foreign import adapt_foreign, parameters_of, required_o
 from rstar_lab.rl.reward.hidden_tests import HiddenTests, Runner
 from rstar_lab.rl.section import TESTS
 from rstar_lab.rl.trajectory import ToolCallRecord
-from rstar_lab.verify import AnswerFormat, verify
+from rstar_lab.verify import AnswerFormat, Undecided, verify
 
 TIMEOUT_S = 60.0  # seconds that one call of a user's reward function may take
 
@@ -93,6 +93,8 @@ class UserReward:
             number, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
             value = float(number)
             named = {str(name): float(metric) for name, metric in metrics.items()}
+        except Undecided:  # a function that calls `verify`
+            raise
         except Exception as error:
             if not call.done():
                 raise UserError(
