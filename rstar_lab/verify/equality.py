@@ -1,9 +1,9 @@
 """Compare two answers by type. docs/evaluation.md states each rule."""
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any
 
 from rstar_lab.verify import units
@@ -161,7 +161,7 @@ class Comparison:
         if all(names) and names[0] != names[1]:
             return False
         ours, theirs = real_set(one), real_set(two)
-        if ours is None or theirs is None:
+        if ours is None or theirs is None or ours.integers or theirs.integers:
             return self.set_parts(one, two)
         (points, pattern), (others, other_pattern) = ours.profile(), theirs.profile()
         return pattern == other_pattern and all(map(self.answers, points, others))
@@ -264,14 +264,11 @@ class Comparison:
         return unit is not None and self.is_letter_unit(measured, unit, plain)
 
     def is_letter_unit(self, measured: Any, unit: units.Unit, plain: Any) -> bool:
-        """Return whether a product such as `5 m` without `\\text` is a quantity."""
-        if plain[0] != "*" or plain[2][0] not in ("sym", "^"):
-            return False
-        letter, power = (plain[2], Fraction(1)) if plain[2][0] == "sym" else (plain[2][1], rational(plain[2][2]))
-        found = units.UNITS.get(str(letter[1]))
-        if found is None or power is None:
-            return False
-        return self.units(Quantity(plain[1], units.ONE.times(found, int(power))), Quantity(measured, unit))
+        """Return whether a product such as `5m` without `\\text` is a quantity."""
+        for name, power in itertools.product(symbols(plain) & units.SINGLE_LETTERS & units.UNITS.keys(), (1, 2, 3)):
+            if units.ONE.times(units.UNITS[name], power) == unit:
+                return self.answers(("*", measured, ("^", ("sym", name), number(power))), plain)
+        return False
 
     def units(self, ours: Quantity, theirs: Quantity) -> bool:
         first, second = ours.unit, theirs.unit

@@ -152,7 +152,7 @@ class Parser(Cursor):
         if token.kind in ("number", "repeating"):
             return before.kind not in ("number", "repeating", "word")
         if token.kind == "symbol":
-            letter = token.space and token.text in units.SINGLE_LETTERS
+            letter = token.space and token.text in units.SINGLE_LETTERS and not self.builder
             if token.upright or before.text == "°" or letter:
                 found = beside.phrase(self, self.at, explicit=not token.upright)
                 return found is None or found.unit is None or bool(found.noun)
@@ -382,10 +382,7 @@ class Parser(Cursor):
 
     def function_argument(self) -> Any:
         if self.is_sign("(", "["):
-            inner = self.items_in(self.peek().text)
-            if len(inner) != 1 or not isinstance(inner[0], tuple | Matrix):
-                raise Unreadable("an argument of a function")
-            return inner[0]
+            return self.part(self.enclosed(self.peek().text, _CLOSING[self.peek().text]))
         value = ("neg", self.expression(ARGUMENT)) if self.accept("-") else self.expression(ARGUMENT)
         while self.starts_factor() and not self.is_command(*FUNCTIONS) and not self.is_sign("(", "|", "["):
             value = ("*", value, self.expression(ARGUMENT))

@@ -118,7 +118,9 @@ def _joined(parts: Sequence[RealSet | None], operation: str) -> RealSet | None:
     def contains(place: Number) -> bool:
         return join([part.contains(place) for part in sets])
 
-    if operation == "cap" and any(part.integers for part in sets):
+    if any(part.integers for part in sets):
+        if operation != "cap":
+            return None
         places = [place for place in map(located_at, points) if abs(place) != math.inf]
         low, high = (math.floor(min(places)), math.ceil(max(places))) if places else (0, 0)
         if high - low > MAX_INTEGERS or contains(Fraction(low - 1)) or contains(Fraction(high + 1)):
