@@ -105,7 +105,10 @@ class Comparison:
             distinct = self.distinct if "{" in kinds else list
             return self.unordered(distinct(one.items), distinct(two.items))
         brackets = {one.opening + one.closing, two.opening + two.closing}
-        return (len(brackets) == 1 or brackets == {"", "()"}) and self.all_answers(one.items, two.items)
+        plain = "or" not in (one.joined, two.joined) and not any(
+            isinstance(i, Relation) for i in (*one.items, *two.items)
+        )
+        return (len(brackets) == 1 or (plain and brackets == {"", "()"})) and self.all_answers(one.items, two.items)
 
     def group(self, group: Group, other: Any, ours: bool) -> bool:
         ordered = [is_order(item) for item in group.items]
@@ -338,7 +341,7 @@ class Comparison:
         word = " ".join(text.words)
         if isinstance(other, Group):  # `ABC` is the choices A, B, C
             items = [item[1] if isinstance(item, tuple) and item[0] == "sym" else "?" for item in other.items]
-            return word.isupper() and list(word) == sorted(items)
+            return word.isupper() and other.joined != "or" and list(word) == sorted(items)
         letters = isinstance(other, tuple) and re.fullmatch("[A-Za-z]{2,4}", word)
         return bool(letters) and self.answers(product(word), other)
 
