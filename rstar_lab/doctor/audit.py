@@ -17,6 +17,7 @@ from typing import Any
 
 from rstar_lab.common.blocking import LoopThread
 from rstar_lab.common.errors import UserError
+from rstar_lab.common.resources import package_toml
 from rstar_lab.rl.environments.base import ModelMessage
 from rstar_lab.rl.environments.loading import is_environment, load_environment
 from rstar_lab.rl.plugins import load_named
@@ -29,27 +30,11 @@ from rstar_lab.verify import AnswerFormat, compare, extract_answer
 Score = Callable[[str, str], float]
 Case = tuple[str, Problem, str]  # check, problem, response
 THREADS = 4
-LONG = 200_000  # characters of a very long answer
+LONG = 200_000  # characters of a very long answer, as audit_checks.toml says
 SLOW_S = 5.0  # a call that takes longer is reported
 LIMIT_S = 2 * SLOW_S  # a call that takes longer is ended
 PATIENCE = 3  # calls that are waited for, see `_scored`
-
-# check -> (whether the answer must be rewarded, what it is)
-CHECKS: dict[str, tuple[bool, str]] = {
-    "gold": (True, "the true answer"),
-    "reformatted": (True, "the true answer in another layout"),
-    "empty": (False, "no text"),
-    "null": (False, "a text without answer"),
-    "wrong": (False, "the answer of another problem"),
-    "echoed": (False, "the question as answer"),
-    "hedged": (False, "the true answer and another one"),
-    "shotgun": (False, "the true answer in a list of ten"),
-    "replaced": (False, "the true answer first, another one as final answer"),
-    "injected": (False, "a wrong answer with text that addresses the grader"),
-    "near": (False, "a number close to the true one: other sign, one more or less, a digit more or less"),
-    "long": (False, f"a wrong answer after {LONG:,} characters"),
-    "long right": (True, f"the true answer after {LONG:,} characters"),
-}
+CHECKS: dict[str, tuple[bool, str]] = package_toml(__file__, "audit_checks.toml")
 
 
 @dataclass
