@@ -12,7 +12,7 @@ import pandas as pd
 from rstar_lab.common.errors import UserError
 from rstar_lab.common.temporary import LockedFolder
 from rstar_lab.doctor.logs import read_logs
-from rstar_lab.doctor.rule import WINDOW, Evidence, Log, Rule
+from rstar_lab.doctor.rule import SUPERVISED, WINDOW, Evidence, Log, Rule
 from rstar_lab.doctor.rules import RULES
 from rstar_lab.runs.tables import UNUSABLE
 from rstar_lab.untrusted.text import counted, duration, html
@@ -216,9 +216,9 @@ def diagnose(logs: Sequence[Log], rules: Sequence[Rule] = RULES, hardware: "Hard
         count = len(findings)
         for log in logs:
             if not log.training and not rule.evaluations:
-                needs.append("rollouts that train a policy")
-            elif missing := log.missing(rule.reads):
-                lacking += missing
+                continue
+            if missing := log.missing(rule.reads):
+                lacking += missing if SUPERVISED.issuperset(missing) or not log.supervised else []
             elif few := log.lacks(rule):
                 needs.append(few)
             else:
@@ -227,8 +227,8 @@ def diagnose(logs: Sequence[Log], rules: Sequence[Rule] = RULES, hardware: "Hard
                     if not evidence.steps and not evidence.trajectories:  # something is absent in the whole run
                         evidence = replace(evidence, steps=log.steps.step.astype(int).tolist())
                     findings.append(Finding(log.name, rule, evidence))
-        if not checked and needs:
-            too_few[rule.name] = needs[0]
+        if not checked and (needs or not lacking):
+            too_few[rule.name] = next(iter(needs), "rollouts that train a policy")
         elif not checked:
             unchecked[rule.name] = sorted({name.partition(".")[2] or name for name in lacking})
         elif len(findings) == count:

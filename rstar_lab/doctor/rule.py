@@ -24,6 +24,7 @@ SHOWN = 20  # trajectories that a finding names
 WINDOW = 5  # steps at the end of the run that most rules look at
 # Confidence that a rule needs. About 50 rules look at each run, step by step: with 95% each, most honest runs would have a finding.
 LEVEL = 0.999
+SUPERVISED = {"steps.loss", "steps.lr", "steps.grad_norm", "steps.step_s"}  # what a log of SFT is expected to have
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,12 @@ class Log:
             counts["steps"].append(self.rollouts.step.nunique())
         known = {table: min(own) for table, own in counts.items() if own}
         return ", ".join(f"{n} of {least[table]} {table}" for table, n in known.items() if n < least[table])
+
+    @property
+    def supervised(self) -> bool:
+        """Whether this is a log of supervised training: it has losses, and nothing of RL."""
+        is_rl = len(self.rollouts) > 0 or self.has("steps.reward") or self.has("steps.clip_share")
+        return not is_rl and self.has("steps.loss")
 
     @property
     def rewarded(self) -> pd.Series:

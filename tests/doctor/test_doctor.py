@@ -439,6 +439,9 @@ def test_the_golden_run_is_healthy_and_its_waste_is_counted():
     assert diagnosis.findings == [] and len(diagnosis.to_text()) < 1000 and diagnosis.to_text().count("Judged") == 1
     (waste,) = diagnosis.waste.values()
     assert 0 < waste["groups with equal rewards"] < 1 and sum(waste.values()) < 1
+    assert doctor(GOLDEN).unchecked["only a side reward rises"] == ["reward_parts"], "an SFT log has no rewards"
+    sft = diagnose([sft_log([6.8, 6.1, 5.2])])
+    assert sft.unchecked["no gradient"] == ["grad_norm"] and "train" in sft.too_few["no progress"]
 
 
 def test_the_command_prints_json_writes_html_and_has_an_exit_code(tmp_path):

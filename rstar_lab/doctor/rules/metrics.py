@@ -268,8 +268,7 @@ def large_ratios(log: Log) -> Evidence | None:
 def sft_losses(log: Log) -> pd.Series:
     """Return the losses of supervised training, by the index of `log.steps`; none of a log of RL."""
     losses = log.steps.loss.dropna()
-    is_rl = len(log.rollouts) > 0 or log.has("steps.reward") or log.has("steps.clip_share")
-    return losses.head(0) if is_rl else losses
+    return losses if log.supervised else losses.head(0)
 
 
 def sft_loss_is_flat(log: Log) -> Evidence | None:
