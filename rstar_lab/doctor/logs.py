@@ -278,7 +278,7 @@ def _own_log(row: Mapping[Any, Any], opened: Runs, table: pd.DataFrame, measured
     fp32 = row.get("recipe.engine.dtype") == "float32" and row.get("recipe.rl.precision") != "bf16"
     updates = row.get("recipe.rl.mini_batches")
     updates = int(updates) if isinstance(updates, int | float) and np.isfinite(updates) else None
-    steps, rollouts = _named(own), _table(opened)
+    steps, rollouts = _named(own.drop(columns="kl", errors="ignore")), _table(opened)  # ours is no KL to the reference
     opened.rewards()  # rules read it later
     for level in ("calls", "transcripts"):
         reader.files(level)

@@ -149,6 +149,7 @@ PLANTED = {
     "the engine returns no log-probs": column("engine_log_prob", 0.0),
     "updates change nothing": set_steps(kl_k3=1e-12, ratio_max=1.0 + 1e-7),
     "updates are too large": set_steps(kl_k3=0.8),
+    "the KL to the reference explodes": set_steps(kl=np.geomspace(1e-3, 50, STEPS)),
     "an update moves the policy too far": set_steps(update_kl=np.geomspace(0.001, 5, STEPS)),
     "the reward collapses": set_steps(reward=0.5 * np.linspace(1, 0, STEPS)),
     "the held-out score never changes": set_steps(held_out=0.375),

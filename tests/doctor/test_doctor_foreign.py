@@ -164,6 +164,7 @@ HONEST = {
     "another metric of the evaluation": verl_metrics(
         lambda s: {"val-aux/a/score/std@4": 0.2 + 0.01 * (s % 2), "val-core/a/acc/mean@4": 0.2 + 0.03 * s}
     ),
+    "KL after a warm-up": verl_metrics(lambda s: {"actor/kl_loss": 2 * (s / 40) ** 4 if s < 40 else 2 + s / 20}, steps=80),
     "weights of rewards": trl(lambda truth, sample: {"length": -50.0 * (sample % 3)}, {"accuracy": 1.0, "length": 0.001}),
     "solved in the end": verl(
         lambda row, a, right: {"output": row["output"].replace(str(a), row["gts"]), "score": 1.0, "acc": 1.0} if row["step"] > 6 else {}
@@ -177,6 +178,7 @@ FAULTS = {
     "length collapse": verl(lambda row, answer, right: {"output": row["output"][-12 :] if row["step"] > 6 else row["output"]}),
     "the prompt changes": verl(lambda row, a, r: {"input": row["input"].replace("helpful", "rude" if row["step"] > 6 else "helpful")}),
     "truncated rollouts are rewarded": verifiers(lambda number, right: {"is_truncated": right and number % 4 == 0}),
+    "the KL to the reference explodes": verl_metrics(lambda s: {"actor/kl_loss": 0.02 if s < 8 else 9.0}),
     "environments fail": verifiers(
         lambda number, right: {"error": {"error": "SandboxError"}, "completion": None, "reward": 0.0} if number % 6 == 0 else {}
     ),

@@ -242,6 +242,21 @@ def nothing_changes(log: Log) -> Evidence | None:
     return Evidence(text, {"kl": largest}, rows.step.astype(int).tolist(), (), 1.0)
 
 
+def kl_explodes(log: Log) -> Evidence | None:
+    """Find steps at which the KL is far above that of the first half of the steps before.
+
+    A KL that grows with the number of steps n as n**4, as in a linear warm-up, becomes at most 18 times as large in this time. The
+    median of three steps hides the spikes of single tokens.
+    """
+    values = log.steps.kl.dropna().abs()
+    smooth = values[values.cummax() > 1e-5].rolling(3, min_periods=1).median()  # without a warm-up of the critic
+    places = np.arange(len(smooth))
+    earlier = smooth.cummax().to_numpy()[(places + 1) // 2]
+    hit = (smooth > 1) & (smooth > 32 * earlier) & (places >= 7)
+    text = "KL to the reference model {last:.3g}, {first:.3g} in the first steps"
+    return at_steps(log, log.steps.kl, hit.reindex(log.steps.index), text, cost=0.8)
+
+
 def mismatch(log: Log) -> Evidence | None:
     values = log.steps.mismatch
     text = "mean difference {last:.3g} nats per token, {first:.3g} in the first steps"
