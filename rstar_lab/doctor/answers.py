@@ -9,7 +9,7 @@ import pandas as pd
 from rstar_lab import verify
 from rstar_lab.analysis.runs import Runs
 from rstar_lab.exchange.rollout_rows import FOREIGN_NAMES
-from rstar_lab.runs.messages import own_texts
+from rstar_lab.runs.messages import read_messages
 from rstar_lab.untrusted.text import counted
 from rstar_lab.verify.gold import final_answer
 
@@ -33,7 +33,8 @@ def with_texts(rollouts: pd.DataFrame, runs: Runs) -> tuple[pd.DataFrame, list[s
     box, the text of the tags, after `####`, or after `Answer:` or `the answer is`. No answers are read if the log has answers, and if
     the reward has many values, because a part of it then says nothing about the answer.
 
-    Without counts of tokens, a length is a quarter of the characters of the model's text.
+    Without counts of tokens, a length is a quarter of the characters of the model's text. `ending` is `model` for a rollout that ends with
+    a turn without call, `unfinished` if it ends with the output of a tool after which others go on, otherwise `tool`, as for `submit`.
     """
     notes = []
     structured = rollouts.truth.astype(str).str.match(
@@ -46,13 +47,26 @@ def with_texts(rollouts: pd.DataFrame, runs: Runs) -> tuple[pd.DataFrame, list[s
     rollouts = rollouts.assign(truth=rollouts.truth.map(_short, na_action="ignore"))
     texts: dict[str, tuple[str | None, ...]] = {}
     lengths, candidates = dict[str, float](), dict[str, int]()
+    ends, continued = dict[str, str | None](), set[str]()
     for step in sorted(rollouts.step.unique()):  # the texts of all steps can be larger than the memory
         for row in runs.arrow("SELECT traj_id, messages FROM transcripts WHERE step = ?", [int(step)]).to_pylist():
-            text = "\n".join(own_texts(row["messages"]))
+            messages = read_messages(row["messages"])
+            roles = [message["role"] for message in messages]
+            continued |= {
+                str(messages[n]["tool"]) for n, pair in enumerate(pairwise(roles)) if pair == ("tool", "assistant")
+            }
+            last = messages[-1] if messages else {"role": "other", "content": ""}
+            called = None if "<tool_call>" in last["content"] else ""
+            ends[row["traj_id"]] = str(last["tool"]) if last["role"] == "tool" else called
+            text = "\n".join(message["content"] for message in messages if message["role"] == "assistant")
             lengths[row["traj_id"]] = len(text) / 4
             texts[row["traj_id"]] = tuple(reader(text) for reader in _READERS)
             candidates[row["traj_id"]] = len(_candidates(text))
-    rollouts = rollouts.assign(candidates=rollouts.traj_id.map(candidates).astype(float))
+    tools = rollouts.traj_id.map(ends)  # whose output ends the rollout
+    ending = tools.isin(continued).map({True: "unfinished", False: "tool"}).where(tools != "", "model")
+    rollouts = rollouts.assign(candidates=rollouts.traj_id.map(candidates).astype(float), ending=ending)
+    if rollouts.truncated.any() and rollouts.truncated.dropna().all():  # only those that were cut are marked
+        rollouts = rollouts.assign(truncated=rollouts.truncated.notna())
     if rollouts.response_tokens.isna().all():
         rollouts = rollouts.assign(response_tokens=rollouts.model_tokens)
     if rollouts.response_tokens.isna().all():

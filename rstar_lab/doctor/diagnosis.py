@@ -3,10 +3,10 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from rstar_lab.common.errors import UserError
@@ -22,13 +22,8 @@ if TYPE_CHECKING:
     from rstar_lab.hardware.profiles import Hardware
 
 RATES_FILE = Path(__file__).parent / "rates.json"
+RATES: dict[str, list[int]] = json.loads(RATES_FILE.read_text())  # measured rates by rule, see docs/doctor.md
 MOST_LISTED = 40  # rules that are listed with the columns that they need
-
-
-@cache
-def measured_rates() -> dict[str, list[int]]:
-    """Return the measured rates by rule, see docs/doctor.md."""
-    return json.loads(RATES_FILE.read_text())
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,7 @@ class Finding:
     @property
     def measured(self) -> tuple[int, int]:
         """(runs with a planted fault, runs) among the measured runs with this finding; (0, 0) if no measured run had it."""
-        right, runs = measured_rates().get(self.rule.name, (0, 0))
+        right, runs = RATES.get(self.rule.name, (0, 0))
         return right, runs
 
     def as_dict(self) -> dict[str, Any]:
@@ -139,15 +134,12 @@ class Diagnosis:
         return f"{self.verdict}\n\n{self._after_verdict()}".rstrip()
 
     def _after_verdict(self) -> str:
+        """Return the findings, then what was judged, waste, what was not understood, and what could not be checked."""
         parts = [finding.to_text(number, len(self.logs) > 1) for number, finding in enumerate(self.findings, 1)]
-        return "\n\n".join([*parts, self._rest()])
-
-    def _rest(self) -> str:
-        """Return the lines after the findings: what was judged, waste, what was not understood, and what could not be checked."""
         judged = self.judged if self.findings or len(self.judged) > 1 else {}  # otherwise the verdict says it
         lines = [f"Judged in {run}: {text}" for run, shares in judged.items() if (text := _judged(shares))]
-        for run, parts in self.waste.items():
-            named = ", ".join(f"{name} {value:.0%}" for name, value in parts.items() if value >= 0.005)
+        for run, wasted in self.waste.items():
+            named = ", ".join(f"{name} {value:.0%}" for name, value in wasted.items() if value >= 0.005)
             lines.append(f"Tokens that trained nothing in {run}: {named or 'none'}{_cost(self.lost.get(run, {}))}")
         if any(finding.evidence.trajectories for finding in self.findings):
             lines.append("To read the rollouts of a finding in a notebook: doctor(PATH).inspect(1)")
@@ -163,7 +155,7 @@ class Diagnosis:
             elif by_reason:
                 parts_of = "; ".join(f"{reason} ({', '.join(names)})" for reason, names in by_reason.items())
                 lines.append(f"{title}: {parts_of}")
-        return "\n".join(lines)
+        return "\n\n".join([*parts, "\n".join(lines)])
 
     def to_html(self) -> str:
         """Return the diagnosis as one HTML page without scripts."""
@@ -213,7 +205,6 @@ def diagnose(logs: Sequence[Log], rules: Sequence[Rule] = RULES, hardware: "Hard
     unchecked, too_few = dict[str, list[str]](), dict[str, str]()
     for rule in rules:
         lacking, needs, checked = list[str](), list[str](), False
-        count = len(findings)
         for log in logs:
             if not log.training and not rule.evaluations:
                 continue
@@ -231,7 +222,7 @@ def diagnose(logs: Sequence[Log], rules: Sequence[Rule] = RULES, hardware: "Hard
             too_few[rule.name] = next(iter(needs), "rollouts that train a policy")
         elif not checked:
             unchecked[rule.name] = sorted({name.partition(".")[2] or name for name in lacking})
-        elif len(findings) == count:
+        elif not any(finding.rule is rule for finding in findings):
             silent.append(rule.name)
     findings.sort(key=lambda finding: -finding.evidence.cost)
     waste = {log.name: parts for log in logs if (parts := wasted_tokens(log))}
@@ -307,11 +298,7 @@ def _own_rule(name: str) -> Rule:
 
 def _steps(steps: Sequence[int]) -> str:
     """Return steps as "3, 5-9"."""
-    parts: list[list[int]] = []
-    for step in sorted(set(steps)):
-        if parts and step == parts[-1][1] + 1:
-            parts[-1][1] = step
-        else:
-            parts.append([step, step])
-    shown = [str(first) if first == last else f"{first}-{last}" for first, last in parts]
+    known = np.unique(np.asarray(steps, int))
+    parts = np.split(known, np.flatnonzero(np.diff(known) > 1) + 1)
+    shown = [f"{part[0]}" if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts if len(part)]
     return ", ".join(shown[:6]) + (", ..." if len(shown) > 6 else "")

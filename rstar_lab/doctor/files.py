@@ -188,9 +188,6 @@ def _short(error: DataError, file: Path) -> str:
     return str(error).replace(str(file), file.name, 1)
 
 
-# Rollouts
-
-
 def import_rollouts(source: Source, runs_dir: Path, run_id: str, notes: list[str]) -> Path:
     """Write the rollouts of a source as a run and return its folder. Appends notes about rows that are left out.
 
@@ -246,9 +243,6 @@ def _rollouts(source: Source, notes: list[str]) -> Iterator[Row]:
 def _step(row: Row, file: Path) -> Any:
     step = first(row, "step")
     return number_in_name(_step_folder(file) or file) if step is None else step
-
-
-# Metrics
 
 
 def metric_lines(file: Path, notes: list[str]) -> Iterator[tuple[int, Values]]:

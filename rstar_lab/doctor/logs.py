@@ -24,13 +24,10 @@ from rstar_lab.doctor.rule import Log
 from rstar_lab.exchange.rollout_rows import COLUMNS as ALIASES
 from rstar_lab.runs.errors import READ_ERRORS
 from rstar_lab.runs.reader import RunReader
+from rstar_lab.runs.schema import TRAJECTORIES
 from rstar_lab.untrusted.text import counted
 
-COLUMNS = (
-    "traj_id", "run_id", "stage", "step", "group_id", "problem_id", "sample", "reward", "correct", "rewarded", "kept", "advantage",
-    "turns", "calls", "errors", "outcomes", "response_tokens", "model_tokens", "truncated", "stop_reason", "answer", "truth",
-    "engine_log_prob", "trainer_log_prob", "entropy", "generate_s", "tool_s", "queue_s", "engine", "candidates",
-)  # fmt: skip
+COLUMNS = (*TRAJECTORIES.names, "correct", "rewarded", "candidates", "ending")
 PLAIN = ("grpo", "maxrl")  # methods whose advantage is a function of the rewards of the group
 FINITE = ("reward", "loss", "grad_norm", "entropy", "kl", "kl_k3", "update_kl", "ratio_max")  # metrics of every step
 EVALUATED = ("inspect", "verifiers", "messages")  # formats of evaluations, too

@@ -9,9 +9,7 @@ from rstar_lab.exchange.rollout_rows import FOREIGN_NAMES
 NAMES: dict[str, list[str]] = FOREIGN_NAMES["metrics"]
 # Values that a metric can have.
 RANGES = {
-    name: (0.0, most)
-    for key, most in (("shares", 1.0), ("not_negative", math.inf))
-    for name in FOREIGN_NAMES["ranges"][key]
+    name: (0.0, 1.0 if key == "shares" else math.inf) for key, own in FOREIGN_NAMES["ranges"].items() for name in own
 }
 HELD_OUT = re.compile(
     r"(eval/.*(pass1|pass@1|avg@|accuracy|reward)|val[-/].*(mean@|acc|score|reward)|eval_reward|eval_accuracy)"

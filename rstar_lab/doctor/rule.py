@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from rstar_lab.common.estimates import critical_t, ratio
+from rstar_lab.common.estimates import critical_t, format_interval, ratio
 from rstar_lab.doctor.answers import compare
 from rstar_lab.runs.messages import read_messages
 
@@ -62,7 +62,6 @@ class Log:
     plain_advantages: bool = True
     not_finite: Mapping[str, Sequence[int]] = field(default_factory=dict)
     _texts: dict[int, pd.DataFrame] = field(default_factory=dict, init=False, repr=False)  # results of `texts`
-    _rows: dict[int, list[tuple[Any, ...]]] = field(default_factory=dict, init=False, repr=False)  # of `_texts_of`
 
     def missing(self, columns: Sequence[str]) -> list[str]:
         """Return the columns that the log does not have.
@@ -106,8 +105,8 @@ class Log:
     @property
     def supervised(self) -> bool:
         """Whether this is a log of supervised training: it has losses, and nothing of RL."""
-        is_rl = len(self.rollouts) > 0 or self.has("steps.reward") or self.has("steps.clip_share")
-        return not is_rl and self.has("steps.loss")
+        has_rl = len(self.rollouts) > 0 or self.has("steps.reward") or self.has("steps.clip_share")
+        return self.has("steps.loss") and not has_rl
 
     @property
     def rewarded(self) -> pd.Series:
@@ -136,22 +135,17 @@ class Log:
         (`prompt`), the model's own text (`own`), the outputs of successful tool calls (`outputs`), and the program and the output of the
         first call (`first_call`)."""
         if steps not in self._texts:
-            rows = [row for step in self._chosen(steps) for row in self._texts_of(step)]
-            texts = pd.DataFrame(rows, columns=["traj_id", "question", "prompt", "own", "outputs", "first_call"])
-            self._texts[steps] = self.rollouts.merge(texts, on="traj_id")
-        return self._texts[steps]
-
-    def _texts_of(self, step: int) -> list[tuple[Any, ...]]:
-        if step not in self._rows:
-            rows = self._rows[step] = []
-            for row in self._transcripts("question, messages", [step])[0].to_pylist():
+            rows = []
+            for row in self._transcripts("question, messages", steps).to_pylist():
                 messages = read_messages(row["messages"])
                 own = "\n".join(message["content"] for message in messages if message["role"] == "assistant")
                 system = [message["content"] for message in messages[:1] if message["role"] == "system"]
                 tools = [message for message in messages if message["role"] == "tool"]
                 outputs = [message["content"] for message in tools if message.get("outcome") in (None, "ok")]
                 rows.append((row["traj_id"], row["question"], "".join(system), own, outputs, _first_call(messages)))
-        return self._rows[step]
+            texts = pd.DataFrame(rows, columns=["traj_id", "question", "prompt", "own", "outputs", "first_call"])
+            self._texts[steps] = self.rollouts.merge(texts, on="traj_id")
+        return self._texts[steps]
 
     def reward_parts(self) -> pd.DataFrame:
         """Return traj_id, step and one column per part of the reward, for logs that have several."""
@@ -163,20 +157,16 @@ class Log:
     def tokens(self, steps: int = 6) -> pd.DataFrame:
         """Return traj_id, step, prompt_ids, loss_mask and engine_log_probs of the rollouts whose arrays are stored, of up to `steps`
         steps, spread over the run."""
-        found = pa.concat_tables(
-            self._transcripts("step, prompt_ids, loss_mask, engine_log_probs", self._chosen(steps))
-        ).to_pandas()
+        found = self._transcripts("step, prompt_ids, loss_mask, engine_log_probs", steps).to_pandas()
         return found[found.loss_mask.notna()]
 
-    def _chosen(self, steps: int) -> list[int]:
-        """Return up to `steps` steps, spread over the run."""
-        known = sorted(self.rollouts.step.unique())
-        return sorted({int(known[i]) for i in np.linspace(0, len(known) - 1, steps).astype(int)})
-
-    def _transcripts(self, columns: str, steps: Sequence[int]) -> list[pa.Table]:
+    def _transcripts(self, columns: str, steps: int) -> pa.Table:
+        """Return columns of the transcripts of up to `steps` steps, spread over the run."""
         assert self.runs is not None
+        known = sorted(self.rollouts.step.unique())
+        chosen = sorted({int(known[i]) for i in np.linspace(0, len(known) - 1, steps).astype(int)})
         query = f"SELECT traj_id, {columns} FROM transcripts WHERE step = ?"
-        return [self.runs.arrow(query, [step]) for step in steps]
+        return pa.concat_tables([self.runs.arrow(query, [step]) for step in chosen])
 
     def last(self) -> pd.DataFrame:
         """Return the rollouts of the last steps."""
@@ -249,12 +239,6 @@ def share(hits: pd.Series, rollouts: pd.DataFrame, level: float = 0.95) -> tuple
     return found.value, found.low, found.high
 
 
-def percent(value: tuple[float, float, float]) -> str:
-    """Return "12% [9%, 15%]"."""
-    middle, low, high = value
-    return f"{middle:.0%}" if np.isnan(low) else f"{middle:.0%} [{low:.0%}, {high:.0%}]"
-
-
 def among(
     rows: pd.DataFrame, hit: pd.Series, what: str, *, above: float, least: int = 20, cost: float | None = None
 ) -> Evidence | None:
@@ -275,7 +259,7 @@ def among(
         return None
     steps = sorted(rows.step[hit].unique().astype(int))
     numbers = dict(zip(("share", "low", "high"), value, strict=True))
-    text = f"{percent(value)} of {len(rows):,} {what}"
+    text = f"{format_interval(value, '.0%')} of {len(rows):,} {what}"
     return Evidence(text, numbers, steps, examples(rows[hit]), min(1.0, 2 * value[0]) if cost is None else cost)
 
 
@@ -295,7 +279,7 @@ def at_steps(log: Log, values: pd.Series, hit: pd.Series, text: str, *, least: i
 
     text: observation with {last} (the value at the last such step), {median} and {first} (in the first steps).
     """
-    steps = steps_where(log, hit)
+    steps = log.steps.step[hit.fillna(False).astype(bool)].astype(int).tolist()
     if len(steps) < least:
         return None
     last = float(values[log.steps.step == steps[-1]].iloc[-1])
@@ -323,11 +307,6 @@ def change(series: pd.Series, level: float = 0.95) -> tuple[float, float, float]
     difference = float(values[-third:].mean() - values[:third].mean())
     half = critical_t(max(2, 2 * (n - 1) // 3), level) * error
     return difference, difference - half, difference + half
-
-
-def steps_where(log: Log, condition: pd.Series) -> list[int]:
-    """Return the steps at which a condition on the rows of `log.steps` holds."""
-    return log.steps.step[condition.fillna(False).astype(bool)].astype(int).tolist()
 
 
 def examples(rollouts: pd.DataFrame) -> list[str]:

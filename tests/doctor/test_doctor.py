@@ -105,6 +105,18 @@ def length_as_reward(frame):
     frame["reward"] = frame.response_tokens / 4000
 
 
+def stuck(frame):
+    late = frame.step > 4
+    frame.loc[late, "problem_id"] = np.where(frame.group_id[late].str[-1].isin(list("0246")), "p8", "p9")
+
+
+def cut(frame):
+    """Remove the last turn of most wrong rollouts."""
+    lost = (frame.reward <= 0) & (frame["sample"] < 6)
+    frame["ending"] = np.where(lost, "unfinished", "model")
+    frame["answer"] = frame.answer.mask(lost)
+
+
 LATE = lambda frame: frame.step > STEPS - 5  # noqa: E731
 FALLING = np.geomspace(1.0, 0.01, STEPS)
 PLANTED = {
@@ -171,6 +183,8 @@ PLANTED = {
     ),
     "rollouts have no score": column("reward", np.nan, lambda frame: frame["sample"] == 3),
     "the grader fails at some steps": column("reward", 0.0, lambda frame: frame.step.isin([5, 6])),
+    "the sampler repeats a few problems": set_rollouts(stuck),
+    "rollouts end without a last turn": set_rollouts(cut),
     "the scale of the reward changes": set_rollouts(
         lambda frame: frame.__setitem__("reward", frame.reward.where(frame.step < 7, 10 * frame.reward - 5))
     ),

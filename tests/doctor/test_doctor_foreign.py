@@ -156,7 +156,24 @@ def lines(change, messages=False):
     return write
 
 
+def agent(end):
+    """Return a change of `lines` to conversations with a tool. end: the messages after its output, of the number and the last text."""
+
+    def change(number, row):
+        question, last = row["messages"]
+        used = [
+            {"role": "assistant", "content": "let me see"},
+            {"role": "tool", "name": "python", "content": f"{number}"},
+        ]
+        more = end(number, last)
+        return {"messages": [question, *used, *more], "reward": row["reward"] * bool(more)}
+
+    return lines(change, messages=True)
+
+
+SUBMIT = [{"role": "assistant", "content": "done"}, {"role": "tool", "name": "submit", "content": "ok"}]
 HONEST = {
+    "some submit their answer by a call": agent(lambda number, last: SUBMIT if number % 3 else [last]),
     "costs": verl(lambda row, answer, right: {"score": right - 1 - 0.01 * (len(row["output"]) % 7), "pred": str(answer)}),
     "a list with the true answer": verl(lambda row, answer, right: {"gts": [row["gts"]], "pred": str(answer)}),
     "several true answers": verl(lambda row, answer, right: {"gts": {"target": [row["gts"], "x"]}, "pred": str(answer)}),
@@ -174,6 +191,7 @@ HONEST = {
     "episodes": episodes(lambda number, trace: {}),
 }  # fmt: skip
 FAULTS = {
+    "rollouts end without a last turn": agent(lambda number, last: [last] if number % 3 else []),
     "texts do not depend on the question": verl(lambda row, answer, right: {"output": "so \\boxed{42}", "score": 0.0, "acc": 0.0}),
     "length collapse": verl(lambda row, answer, right: {"output": row["output"][-12 :] if row["step"] > 6 else row["output"]}),
     "the prompt changes": verl(lambda row, a, r: {"input": row["input"].replace("helpful", "rude" if row["step"] > 6 else "helpful")}),

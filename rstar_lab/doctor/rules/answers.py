@@ -3,13 +3,16 @@
 import numpy as np
 import pandas as pd
 
-from rstar_lab.common.estimates import mean_difference
+from rstar_lab.common.estimates import format_interval, mean_difference
 from rstar_lab.doctor.answers import plain_text
-from rstar_lab.doctor.rule import LEVEL, Evidence, Log, among, examples, percent
+from rstar_lab.doctor.rule import LEVEL, Evidence, Log, among, examples
+from rstar_lab.doctor.rules.groups import NOT_SCORED
 
 
 def _no_answer(log: Log) -> pd.Series:
-    return log.rollouts.answer.isna() | (log.rollouts.answer.astype(str).str.strip() == "")
+    """Whether a rollout gives no answer, neither in its text nor in the call that ends it."""
+    rows = log.rollouts
+    return (rows.answer.isna() | (rows.answer.astype(str).str.strip() == "")) & (rows.ending != "tool")
 
 
 def wrong_is_rewarded(log: Log) -> Evidence | None:
@@ -37,6 +40,16 @@ def rewarded_without_answer(log: Log) -> Evidence | None:
 def candidates_are_rewarded(log: Log) -> Evidence | None:
     rows = log.rollouts[log.rewarded & log.rollouts.candidates.notna()]
     return among(rows, rows.candidates >= 3, "rewarded rollouts name three or more different answers", above=0.01)
+
+
+def unfinished(log: Log) -> Evidence | None:
+    """Rollouts that end where others go on, without a reward, in a log in which answers are given in the last turn."""
+    rows = log.rollouts
+    cut = rows.truncated.fillna(False).astype(bool) | rows.stop_reason.isin(NOT_SCORED)
+    ended = (rows.ending == "unfinished") & ~cut
+    if log.rewarded[ended].mean() > 0.02 or _no_answer(log)[rows.ending == "model"].mean() > 0.5:
+        return None
+    return among(rows, ended, "rollouts end with the output of a tool after which others go on", above=0.02)
 
 
 def same_answer_other_reward(log: Log) -> Evidence | None:
@@ -107,7 +120,7 @@ def truncation_jumps(log: Log) -> Evidence | None:
     _, sides, steps = found
     rise, (before, after) = mean_difference(*sides), (side.mean() for side in sides)
     text = f"the share of truncated rollouts rose from {before:.0%} to {after:.0%} between steps {steps[0]} and {steps[1]}, "
-    text += f"by {percent(rise)}"
+    text += f"by {format_interval(rise, '.0%')}"
     cut = rows[rows.step.isin(steps[1:]) & (rows.truncated > 0)]
     return Evidence(text, dict(zip(("rise", "low", "high"), rise, strict=True)), steps, examples(cut), 1.0)
 

@@ -6,18 +6,13 @@ from operator import itemgetter
 import numpy as np
 import pandas as pd
 
-from rstar_lab.common.estimates import Estimate, ratio
+from rstar_lab.common.estimates import Estimate, format_interval, ratio
 from rstar_lab.common.outcomes import INFRASTRUCTURE_FAILURES
-from rstar_lab.doctor.rule import LEVEL, Check, Evidence, Log, among, examples, percent, share
+from rstar_lab.doctor.rule import LEVEL, Check, Evidence, Log, among, examples, share
+from rstar_lab.exchange.rollout_rows import FOREIGN_NAMES
 
 FAILURES = {str(outcome) for outcome in INFRASTRUCTURE_FAILURES}
-# Outputs that report an error. `"error": null` and `failed: 0` report success.
-_ERROR = re.compile(
-    r"Traceback \(most recent call last\)|^\W*\w+(?:Error|Exception)\b|^\W*(?:error|exception|failed|timed? ?out|timeout)\b"
-    r"(?![\"']?\s*[:=]\s*(?:0|null|none|false|no|\"\"|''|\[\s*\]|\{\s*\})\s*(?:[,;}\]]|$))"
-    r"|\"(?:status|type)\"\s*:\s*\"(?:error|fail|timeout)|\bconnection refused\b|\bservice unavailable\b|\bHTTP (?:429|5\d\d)\b",
-    re.IGNORECASE | re.MULTILINE,
-)
+_ERROR = re.compile("|".join(FOREIGN_NAMES["outputs"]["errors"]), re.IGNORECASE | re.MULTILINE)
 
 
 def no_tool_calls(log: Log) -> Evidence | None:
@@ -27,7 +22,7 @@ def no_tool_calls(log: Log) -> Evidence | None:
     value = share(late.calls > 0, late)
     if value[0] > 0.02 or value[2] > 0.2:
         return None
-    text = f"{percent(value)} of the rollouts of the last steps call a tool"
+    text = f"{format_interval(value, '.0%')} of the rollouts of the last steps call a tool"
     return Evidence(text, {"share": value[0], "high": value[2]}, (), examples(late), 0.4)
 
 

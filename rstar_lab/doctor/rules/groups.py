@@ -1,11 +1,12 @@
 """Rules over rewards, groups and advantages."""
 
 import re
+from math import comb
 
 import numpy as np
 import pandas as pd
 
-from rstar_lab.doctor.rule import SHOWN, Evidence, Log, among, change, examples, groups_where
+from rstar_lab.doctor.rule import SHOWN, WINDOW, Evidence, Log, among, change, examples, groups_where
 from rstar_lab.doctor.rules.metrics import is_solved, thirds
 from rstar_lab.runs.tables import UNUSABLE
 
@@ -106,6 +107,30 @@ def grader_fails_at_steps(log: Log) -> Evidence | None:
             chosen, at = log.rollouts[log.rollouts.step.isin(run.index)], run.index.astype(int).tolist()
             return Evidence(text, {"reward": reward}, at, examples(chosen), len(run) / len(steps))
     return None
+
+
+def few_problems_return(log: Log) -> Evidence | None:
+    """Find problems that are in each of the last steps of a stage, while many others with a signal do not return.
+
+    A sampler that draws all problems alike, with or without replacement, does this with a probability of less than 1e-6.
+    """
+    rows = log.rollouts[log.rollouts.stage.isna() | (log.rollouts.stage == log.rollouts.stage.iloc[-1])]
+    rows = rows[rows.groupby("problem_id").truth.transform("nunique") == 1]  # pictures can have the same question
+    drawn = rows.groupby("step").problem_id.agg(frozenset)
+    same = sorted(frozenset.intersection(*drawn.tail(WINDOW))) if len(drawn) else []
+    steps = drawn.index[drawn.map(set(same).issubset)[::-1].cummin()[::-1]]
+    before = set().union(*drawn.drop(steps))
+    if not same or len(steps) < WINDOW or (before and not before > set(same)):  # a curriculum goes on with new problems
+        return None
+    late, rates = rows[rows.step.isin(steps)], log.rewarded[rows.index].groupby(rows.problem_id).mean()
+    again, useful = late.groupby("problem_id").step.nunique().drop(same), rates.drop(same).between(0.2, 0.8)
+    ways = comb(len(rates), len(same))
+    chance = ways * (comb(drawn[steps].map(len).max(), len(same)) / ways) ** len(steps)
+    if again.gt(2).any() or useful.sum() < 8 or useful.mean() < 0.3 or rates[same].min() < 0.1 or chance > 1e-6:
+        return None
+    what = f"rollouts of the last {len(steps)} steps are of the same {len(same)} of {len(rates)} problems, while {useful.sum()} others "
+    what += "with right and wrong rollouts hardly return"
+    return among(late, late.problem_id.isin(same), what, above=0.0)
 
 
 def scale_changes(log: Log) -> Evidence | None:

@@ -7,7 +7,7 @@ import pandas as pd
 
 from rstar_lab.common.estimates import ratio
 from rstar_lab.doctor.metric_names import RANGES
-from rstar_lab.doctor.rule import LEVEL, WINDOW, Check, Evidence, Log, at_steps, change, first, steps_where
+from rstar_lab.doctor.rule import LEVEL, WINDOW, Check, Evidence, Log, at_steps, change, first
 
 ENTROPY = "entropy {last:.3g} nats per token, {first:.3g} in the first steps"
 LENGTH = "{last:.0f} tokens per response, {first:.0f} in the first steps"
@@ -216,9 +216,9 @@ def impossible(log: Log) -> Evidence | None:
                 found[name] = values[outside]
     if not found:
         return None
-    step_of, last = log.steps.step, {name: (values.index[-1], values.iloc[-1]) for name, values in found.items()}
-    text = "; ".join(f"{name} is {value:.4g} at step {step_of[place]:.0f}" for name, (place, value) in last.items())
-    steps = sorted({int(step) for values in found.values() for step in step_of[values.index]})
+    ends = [(name, values.iloc[-1], log.steps.step[values.index[-1]]) for name, values in found.items()]
+    text = "; ".join(f"{name} is {value:.4g} at step {step:.0f}" for name, value, step in ends)
+    steps = sorted({int(step) for values in found.values() for step in log.steps.step[values.index]})
     return Evidence(text, {name: float(values.iloc[-1]) for name, values in found.items()}, steps, (), 0.6)
 
 
@@ -242,19 +242,18 @@ def nothing_changes(log: Log) -> Evidence | None:
     return Evidence(text, {"kl": largest}, rows.step.astype(int).tolist(), (), 1.0)
 
 
-def kl_explodes(log: Log) -> Evidence | None:
-    """Find steps at which the KL is far above that of the first half of the steps before.
+def _explodes(values: pd.Series) -> pd.Series:
+    """Return where a metric is far above its values in the first half of the steps before.
 
-    A KL that grows with the number of steps n as n**4, as in a linear warm-up, becomes at most 18 times as large in this time. The
-    median of three steps hides the spikes of single tokens.
+    A KL that grows with the number of steps as n**4, as in a linear warm-up, becomes at most 18 times as large in this time.
     """
-    values = log.steps.kl.dropna().abs()
-    smooth = values[values.cummax() > 1e-5].rolling(3, min_periods=1).median()  # without a warm-up of the critic
-    places = np.arange(len(smooth))
-    earlier = smooth.cummax().to_numpy()[(places + 1) // 2]
-    hit = (smooth > 1) & (smooth > 32 * earlier) & (places >= 7)
-    text = "KL to the reference model {last:.3g}, {first:.3g} in the first steps"
-    return at_steps(log, log.steps.kl, hit.reindex(log.steps.index), text, cost=0.8)
+    known = values.dropna().abs()
+    smooth = (
+        known[known.cummax() > 1e-5].rolling(3, min_periods=1).median()
+    )  # after the warm-up of a critic, without spikes
+    place = np.arange(len(smooth))
+    earlier = smooth.cummax().to_numpy()[(place + 1) // 2]
+    return ((smooth > 1) & (smooth > 32 * earlier) & (place >= 7)).reindex(values.index)
 
 
 def mismatch(log: Log) -> Evidence | None:
@@ -280,17 +279,11 @@ def large_ratios(log: Log) -> Evidence | None:
     return at_steps(log, values, values > 1000, text, least=max(2, len(values) // 10), cost=0.4)
 
 
-def sft_losses(log: Log) -> pd.Series:
-    """Return the losses of supervised training, by the index of `log.steps`; none of a log of RL."""
-    losses = log.steps.loss.dropna()
-    return losses if log.supervised else losses.head(0)
-
-
 def sft_loss_is_flat(log: Log) -> Evidence | None:
-    losses = sft_losses(log)
+    losses = log.steps.loss.dropna()
     difference, low, high = change(losses, 0.99)
     # Equivalence: the interval excludes that the loss has fallen by a tenth.
-    if not low > -0.1 * losses.head(1).sum():
+    if not log.supervised or not low > -0.1 * losses.iloc[0]:
         return None
     text = thirds("mean loss of the last third minus the first third:", (difference, low, high))
     numbers = {"first": float(losses.iloc[0]), "difference": difference, "low": low, "high": high}
@@ -298,12 +291,10 @@ def sft_loss_is_flat(log: Log) -> Evidence | None:
 
 
 def sft_loss_rises(log: Log) -> Evidence | None:
-    losses = sft_losses(log)
-    if len(losses) < 4:
-        return None
+    losses = log.steps.loss.dropna()
     start, lowest = float(losses.iloc[0]), losses.cummin().shift()  # the lowest loss before each step
-    steps = steps_where(log, (losses - lowest > 0.5 * start).reindex(log.steps.index))  # batches differ by less
-    if len(steps) < 2:
+    steps = log.steps.step[losses.index[losses - lowest > 0.5 * start]].astype(int).tolist()  # batches differ by less
+    if len(steps) < 2 or not log.supervised:
         return None
     place = int(np.nanargmax(losses - lowest))
     low, high = float(lowest.iloc[place]), float(losses.iloc[place])
@@ -314,6 +305,7 @@ def sft_loss_rises(log: Log) -> Evidence | None:
 entropy_collapse = at("entropy", lambda v: (v < 0.15 * first(v)) & (v < 0.1), ENTROPY, cost=0.6)
 entropy_explosion = at("entropy", lambda v: (v > 4 * first(v)) & (v > 0.5), ENTROPY, cost=0.6)
 length_collapse = at("response_tokens", lambda v: v < 0.4 * first(v), LENGTH, cost=0.5)
+kl_explodes = at("kl", _explodes, "KL to the reference model {last:.3g}, {first:.3g} in the first steps", cost=0.8)
 large_updates = at("kl_k3", lambda v: v > 0.3, "the policy moves by {last:.2g} nats per token in one step", cost=0.8)
 far_updates = at("update_kl", lambda v: v.abs() > 0.5, "the mean log-ratio within a step is {last:.2g}", cost=0.8)
 clipping = at("clip_share", lambda v: v > 0.3, "{last:.0%} of the tokens are clipped", cost=0.4)

@@ -8,7 +8,8 @@ from itertools import takewhile
 import numpy as np
 import pandas as pd
 
-from rstar_lab.doctor.rule import LEVEL, SHOWN, Evidence, Log, among, examples, percent, share
+from rstar_lab.common.estimates import format_interval
+from rstar_lab.doctor.rule import LEVEL, SHOWN, Evidence, Log, among, examples, share
 from rstar_lab.runs.tables import UNUSABLE
 
 MARK = r"(?i)(?:answer|solution|key|result|target)\W{0,12}(?:is|=|:)?\W{0,4}"
@@ -70,7 +71,7 @@ def no_reasoning(log: Log) -> Evidence | None:
     if not (after[1] > before[2] and after[0] > 0.5):
         return None
     what = "rewarded rollouts have an answer without reasoning or tool call"
-    text = f"{percent(share(_bare(late.own), late))} of {len(late)} {what}, {before[0]:.0%} at the start"
+    text = f"{format_interval(share(_bare(late.own), late), '.0%')} of {len(late)} {what}, {before[0]:.0%} at the start"
     return Evidence(text, {"first": before[0], "last": after[0]}, steps[-2:], examples(late[_bare(late.own)]), 0.6)
 
 
@@ -93,8 +94,6 @@ def unreadable(log: Log) -> Evidence | None:
     """Compare the words of the last steps with those of the first ones."""
     texts = log.texts()
     steps = sorted(texts.step.unique())
-    if len(steps) < 4:
-        return None
     known: set[str] = set(_WORD.findall(" ".join(texts.own[texts.step == steps[0]]).lower()))
     usual = _new_words(texts[texts.step == steps[1]], known).mean()
     known |= set(_WORD.findall(" ".join(texts.own[texts.step == steps[1]]).lower()))
@@ -275,13 +274,13 @@ def loss_mask(log: Log) -> Evidence | None:
     rows = log.tokens()
     arrays = rows[["loss_mask", "engine_log_probs"]].to_numpy()
     pairs = [(np.asarray(mask, bool), np.asarray(own, float)) for mask, own in arrays]
-    outside = [bool((~mask & (np.nan_to_num(own) != 0)).any()) for mask, own in pairs]
-    inside = [_without_log_prob(mask, own) for mask, own in pairs]
-    hits = [pd.Series(found, index=rows.index, dtype=bool) for found in (outside, inside)]
-    what = "rollouts have sampled tokens outside of the loss mask"
-    not_sampled = "rollouts have tokens in the loss mask that the engine did not sample, such as outputs of tools"
-    found = among(rows, hits[0], what, above=0.01, least=10, cost=0.9)
-    return found or among(rows, hits[1], not_sampled, above=0.02, least=10, cost=0.9)
+    outside = pd.Series([bool((~mask & (np.nan_to_num(own) != 0)).any()) for mask, own in pairs], rows.index, bool)
+    inside = pd.Series([_without_log_prob(mask, own) for mask, own in pairs], rows.index, bool)
+    what = "rollouts have tokens in the loss mask that the engine did not sample, such as outputs of tools"
+    found = among(
+        rows, outside, "rollouts have sampled tokens outside of the loss mask", above=0.01, least=10, cost=0.9
+    )
+    return found or among(rows, inside, what, above=0.02, least=10, cost=0.9)
 
 
 def _without_log_prob(mask: np.ndarray, log_probs: np.ndarray) -> bool:
