@@ -157,16 +157,13 @@ def lines(change, messages=False):
 
 
 def agent(end):
-    """Return a change of `lines` to conversations with a tool. end: the messages after its output, of the number and the last text."""
+    """Return a writer of conversations with a tool. end(number, last): the messages after its output."""
 
     def change(number, row):
         question, last = row["messages"]
-        used = [
-            {"role": "assistant", "content": "let me see"},
-            {"role": "tool", "name": "python", "content": f"{number}"},
-        ]
-        more = end(number, last)
-        return {"messages": [question, *used, *more], "reward": row["reward"] * bool(more)}
+        used, more = last | {"content": last["content"][:60]}, end(number, last)
+        output = {"role": "tool", "name": "python", "content": "7"}
+        return {"messages": [question, used, output, *more], "reward": row["reward"] * bool(more)}
 
     return lines(change, messages=True)
 
@@ -176,6 +173,7 @@ HONEST = {
     "some submit their answer by a call": agent(lambda number, last: SUBMIT if number % 3 else [last]),
     "costs": verl(lambda row, answer, right: {"score": right - 1 - 0.01 * (len(row["output"]) % 7), "pred": str(answer)}),
     "a list with the true answer": verl(lambda row, answer, right: {"gts": [row["gts"]], "pred": str(answer)}),
+    "a list of one true answer in JSON": verl(lambda row, a, right: {"gts": json.dumps([row["gts"]]), "pred": str(a)}),
     "several true answers": verl(lambda row, answer, right: {"gts": {"target": [row["gts"], "x"]}, "pred": str(answer)}),
     "yes or no": verl(one_of(["yes", "no"], "Answer: yes or no.")),
     "another metric of the evaluation": verl_metrics(
@@ -241,6 +239,8 @@ def test_what_is_read_in_part_has_a_note(tmp_path):
     text = doctor(tmp_path / "verl").to_text()
     for note in ("not read: data_source", "384 true answers not compared", "a quarter of their characters"):
         assert note in text
+    HONEST["a list of one true answer in JSON"](tmp_path / "json")
+    assert doctor(tmp_path / "json").logs[0].right.notna().all()
     HONEST["weights of rewards"](tmp_path / "trl")
     assert "the sum that the advantages follow: 1 accuracy, 0.001 length" in doctor(tmp_path / "trl").to_text()
     HONEST["another metric of the evaluation"](tmp_path / "metrics")
@@ -307,11 +307,6 @@ def test_logs_of_one_name_are_told_apart(tmp_path):
     diagnosis = doctor(tmp_path / "good" / "rollouts", tmp_path / "bad" / "rollouts")
     assert [log.name for log in diagnosis.logs] == ["rollouts", "rollouts-2"] and len(diagnosis.waste) == 2
     assert {finding.run for finding in diagnosis.findings} == {"rollouts-2"}
-
-
-def test_a_list_of_one_true_answer_in_json_is_compared(tmp_path):
-    verl(lambda row, answer, right: {"gts": json.dumps([row["gts"]]), "pred": str(answer)})(tmp_path)
-    assert doctor(tmp_path).logs[0].right.notna().all()
 
 
 def test_texts_of_models_and_tools_are_read_as_they_are_meant():
