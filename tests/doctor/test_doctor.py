@@ -278,9 +278,7 @@ def write_verl(folder: Path, change=lambda row, step, i: row, steps: int = 6) ->
 
 TEXT_FAULTS = {
     "empty rollouts count as failures": lambda row, step, i: row | ({"output": "", "score": 0.0} if i % 4 == 0 else {}),
-    "control tokens in the text": lambda row, step, i: (
-        row | ({"output": row["output"] + "<|im_start|>user"} if i % 3 == 0 else {})
-    ),
+    "control tokens in the text": lambda row, step, i: row | {"output": row["output"] + "<|im_start|>" * (i % 3 == 0)},
 }
 
 
@@ -463,17 +461,14 @@ def test_the_command_prints_json_writes_html_and_has_an_exit_code(tmp_path):
     assert unknown.exit_code == 2 and "no log was recognised" in unknown.output
     (tmp_path / "empty" / "log.jsonl").write_text('{"foo": 1}')
     unknown = CliRunner().invoke(app, ["doctor", str(tmp_path / "empty")])
-    assert (
-        unknown.output.count("\n") == 1
-        and "(log.jsonl: not understood; the first row has the keys foo)" in unknown.output
-    )
+    assert unknown.output.count("\n") == 1
+    assert "(log.jsonl: not understood; the first row has the keys foo)" in unknown.output
 
 
 def test_text_of_a_log_is_never_markup_or_a_control_sequence(tmp_path):
     nasty = "<script>alert(1)</script>\x1b]0;title\x07[/x]"
-    bad = write_verl(
-        tmp_path / "bad", lambda row, step, i: row | {"score": 0.0, "input": nasty + row["input"], "output": nasty}
-    )
+    texts = lambda row, step, i: row | {"score": 0.0, "input": nasty + row["input"], "output": nasty}  # noqa: E731
+    bad = write_verl(tmp_path / "bad", texts)
     page = doctor(bad).to_html()
     assert "<script>" not in page
     assert "\x1b" not in CliRunner().invoke(app, ["doctor", str(bad)]).stdout

@@ -221,9 +221,8 @@ def test_a_fault_in_a_log_of_another_tool_is_named(fault, tmp_path):
 
 
 def test_episodes_of_verifiers_are_read_once(tmp_path):
-    episodes(lambda number, trace: {"traces": [], "errors": [{"type": "E"}], "ok": False} if number % 5 == 0 else {})(
-        tmp_path
-    )
+    failed = {"traces": [], "errors": [{"type": "E"}], "ok": False}
+    episodes(lambda number, trace: failed if number % 5 == 0 else {})(tmp_path)
     diagnosis = doctor(tmp_path)
     (log,) = diagnosis.logs
     assert log.source == "prime-rl" and len(log.rollouts) == 384 and log.rollouts.step.nunique() == 12
