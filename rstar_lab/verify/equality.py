@@ -104,11 +104,8 @@ class Comparison:
         if kinds <= {"", "{"} or (kinds in ({"", "["}, {"{", "["}) and most > 2):
             distinct = self.distinct if "{" in kinds else list
             return self.unordered(distinct(one.items), distinct(two.items))
-        brackets = {one.opening + one.closing, two.opening + two.closing}
-        plain = "or" not in (one.joined, two.joined) and not any(
-            isinstance(i, Relation) for i in (*one.items, *two.items)
-        )
-        return (len(brackets) == 1 or (plain and brackets == {"", "()"})) and self.all_answers(one.items, two.items)
+        same_brackets = (one.opening, one.closing) == (two.opening, two.closing)
+        return (same_brackets or (_is_tuple(one) and _is_tuple(two))) and self.all_answers(one.items, two.items)
 
     def group(self, group: Group, other: Any, ours: bool) -> bool:
         ordered = [is_order(item) for item in group.items]
@@ -141,10 +138,7 @@ class Comparison:
         ours, theirs = named_parts(one), named_parts(two)
         if ours and theirs:
             return ours.keys() == theirs.keys() and all(self.answers(ours[name], theirs[name]) for name in ours)
-        bare = two if ours else one
-        if bare.opening not in ("", "(") or bare.joined == "or" or any(isinstance(i, Relation) for i in bare.items):
-            return False
-        return self.all_answers(_in_order(one), _in_order(two))
+        return _is_tuple(two if ours else one) and self.all_answers(_in_order(one), _in_order(two))
 
     def matrices(self, one: Matrix, two: Matrix) -> bool:
         return len(one.rows) == len(two.rows) and all(map(self.all_answers, one.rows, two.rows))
@@ -404,6 +398,12 @@ def _in_order(value: Any) -> Sequence[Any]:
 
     named = named_parts(value)
     return [named[name] for name in sorted(named, key=natural)] if named else value.items
+
+
+def _is_tuple(group: Group) -> bool:
+    """Return whether a list is values in order, in round brackets or without, and no equations or alternatives."""
+    brackets = group.opening + group.closing in ("", "()")
+    return brackets and group.joined != "or" and not any(isinstance(item, Relation) for item in group.items)
 
 
 def _alternatives(group: Group) -> bool:

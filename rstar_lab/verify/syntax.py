@@ -16,7 +16,6 @@ from rstar_lab.verify.formulas import SUM, Parser
 from rstar_lab.verify.tokens import END, RELATIONS, Token, Unreadable, tokens_of
 from rstar_lab.verify.values import Choice, Combined, Group, Nothing, Relation, Tagged, Text, plus_minus, product
 
-MAX_TOKENS = 1_500
 PUNCTUATION = frozenset(",.'-:!(){};")  # between words
 MAX_WORDS = 4  # of an answer in words that `readable` accepts
 
@@ -69,10 +68,7 @@ def read(text: str) -> Any:
         return Tagged("time", (Fraction(time[1]), Fraction(time[2] or 0), (time[3] or "").lower()))
     if _GROUPED.fullmatch(plain):
         text = plain.replace(" " if " " in plain else ".", "")
-    tokens = tokens_of(text)
-    if len(tokens) > MAX_TOKENS:
-        raise Unreadable("too long")
-    return whole(Parser(tokens, item, whole))
+    return whole(Parser(tokens_of(text), item, whole))
 
 
 def plain_words(tokens: Sequence[Token]) -> tuple[str, ...]:
