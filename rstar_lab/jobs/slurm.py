@@ -66,7 +66,11 @@ def _slurm_state(spec: JobSpec) -> str:
     if "slurm_id" not in spec.handle:
         return "UNKNOWN"
     slurm_id = str(spec.handle["slurm_id"])
-    return _states_of_my_jobs().get(slurm_id) or _state_of_job(slurm_id)
+    if state := _states_of_my_jobs().get(slurm_id):
+        return state
+    # scontrol works without accounting. It forgets a job after MinJobAge; exit.json is written before.
+    output = _run("scontrol", "show", "job", slurm_id, "-o", unknown="Invalid job id")
+    return dict(field.split("=", 1) for field in output.split() if "=" in field).get("JobState", "UNKNOWN")
 
 
 def _states_of_my_jobs() -> dict[str, str]:
@@ -77,13 +81,6 @@ def _states_of_my_jobs() -> dict[str, str]:
         _states = dict(line.split() for line in _run("squeue", *options).splitlines())
         _states_read = time.monotonic()
     return _states
-
-
-def _state_of_job(slurm_id: str) -> str:
-    # scontrol works without accounting. It forgets a job after MinJobAge; exit.json is written before.
-    output = _run("scontrol", "show", "job", slurm_id, "-o", unknown="Invalid job id")
-    fields = dict(field.split("=", 1) for field in output.split() if "=" in field)
-    return fields.get("JobState", "UNKNOWN")
 
 
 def _run(*command: str, unknown: str = "") -> str:
