@@ -111,8 +111,8 @@ def _empty_outputs() -> AbstractContextManager[Any]:
 def _wrong_sign() -> AbstractContextManager[Any]:
     make = resolved.make_reward
 
-    def negated(*arguments: Any) -> Callable[[str, str], float]:
-        reward = make(*arguments)
+    def negated(*arguments: Any, **named: Any) -> Callable[[str, str], float]:
+        reward = make(*arguments, **named)
         return lambda text, answer: 1.0 - reward(text, answer)
 
     return mock.patch.object(resolved, "make_reward", negated)

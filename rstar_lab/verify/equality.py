@@ -263,8 +263,10 @@ class Comparison:
     def is_letter_unit(self, measured: Any, unit: units.Unit, plain: Any) -> bool:
         """Return whether a product such as `5m` without `\\text` is a quantity."""
         for name, power in itertools.product(symbols(plain) & units.SINGLE_LETTERS & units.UNITS.keys(), (1, 2, 3)):
-            if units.ONE.times(units.UNITS[name], power) == unit:
-                return self.answers(("*", measured, ("^", ("sym", name), number(power))), plain)
+            letter = units.ONE.times(units.UNITS[name], power)
+            if letter.dimensions == unit.dimensions:
+                scaled = ("*", measured, number(unit.factor / letter.factor))
+                return self.answers(("*", scaled, ("^", ("sym", name), number(power))), plain)
         return False
 
     def units(self, ours: Quantity, theirs: Quantity) -> bool:
