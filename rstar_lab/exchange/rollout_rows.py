@@ -85,11 +85,11 @@ def converted(row: Row, place: str, step: int) -> Iterator[Row]:
 
 
 def without_lists(row: Row) -> list[Row]:
-    """Return one row for each text in a list of completions, with its item of every list of the same length; else the row itself."""
+    """Split a row with a list of completions into one row for each; lists of the same length are split too. Other rows are unchanged."""
     texts = first(row, "completion")
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str | None) for text in texts):
         return [row]
-    # A list of messages is one chat for all completions.
+    # A prompt that is a list of messages belongs to all completions.
     lists = {k: v for k, v in row.items() if isinstance(v, list) and len(v) == len(texts) and not at(v[0], "role")}
     return [row | {name: own[number] for name, own in lists.items()} for number in range(len(texts))]
 

@@ -1,4 +1,4 @@
-"""How a command ends: SIGTERM, SIGHUP (a closed terminal) and a closed output end it as Ctrl-C does. And how it ends others."""
+"""How a command ends: SIGTERM, SIGHUP (a closed terminal) and a closed output end it as Ctrl-C does. Also ends other processes."""
 
 import atexit
 import contextlib

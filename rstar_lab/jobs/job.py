@@ -414,12 +414,17 @@ def _progress_line(event: Mapping[str, Any]) -> str:
 
 
 def describe(
-    recipe: str | Path, profile: str | None = None, overrides: Mapping[str, Any] | None = None, **options: Any
+    recipe: str | Path,
+    profile: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    host: str | None = None,
+    command: str | None = None,
 ) -> JobDescription:
     """Run preflight and return the requirements of the job, without submitting it. The arguments are those of `submit`.
 
     With a host, or a profile with `backend: ssh`, preflight runs there. Raises UserError for an unknown profile or an
     unreachable host.
     """
-    chosen, request = _request(recipe, profile, overrides, **options)
+    chosen, request = _request(recipe, profile, overrides, host=host, command=command)
     return chosen.describe(request)

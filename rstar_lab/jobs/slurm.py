@@ -68,7 +68,7 @@ def _slurm_state(spec: JobSpec) -> str:
     slurm_id = str(spec.handle["slurm_id"])
     if state := _states_of_my_jobs().get(slurm_id):
         return state
-    # scontrol works without accounting. It forgets a job after MinJobAge; exit.json is written before.
+    # scontrol works without Slurm's accounting. It forgets a job some time after its end, but exit.json is written at the end.
     output = _run("scontrol", "show", "job", slurm_id, "-o", unknown="Invalid job id")
     return dict(field.split("=", 1) for field in output.split() if "=" in field).get("JobState", "UNKNOWN")
 

@@ -63,7 +63,7 @@ class Problem(BaseModel):
         return self.model_dump(mode="json", exclude=empty)
 
     def task(self) -> str:
-        """Return what distinguishes problems with one question: an environment and its metadata as JSON, or "" without environment."""
+        """Return what tells problems with the same question apart: an environment and its metadata as JSON, or "" without environment."""
         known = self.model_dump_json(include={"environment", "info"}, exclude={"info": {"tests"}})
         return known if self.environment else ""
 

@@ -20,7 +20,7 @@ class StopReason(StrEnum):
     UNFINISHED = "unfinished"  # the start of a rollout, which a branch or a fork continues; never stored
     DONE = "done"  # the environment ended the rollout
     ENGINE_ERROR = "engine_error"  # not the fault of the model: excluded from training
-    UNDECIDED = "undecided"  # the grader or its sandbox failed: excluded from training
+    UNDECIDED = "undecided"  # the grader or its sandbox failed, so the rollout is excluded from training
     ENVIRONMENT_ERROR = "environment_error"  # the environment failed: excluded from training
 
 

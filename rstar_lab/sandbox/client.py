@@ -126,7 +126,7 @@ class SandboxClient(Sandbox):
         the server refuses the token or is not a sandbox service.
         """
         body = dumps({"calls": [work_to_dict(call) for call in calls], "stream": stream})
-        token = self._token or find_token(self.url)  # a service that was started again has another token
+        token = self._token or find_token(self.url)  # a restarted service has a new token
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
         async with self.http.stream("POST", f"{self.url}/calls", content=body, headers=headers) as response:
             if response.status_code != 200:

@@ -71,7 +71,7 @@ def compare(candidate: str, answer: str) -> bool | None:
         return False
     try:
         return equality.equal(candidate, answer)
-    except (Unreadable, NoValue, NotComputed, RecursionError):  # what is not computed is different
+    except (Unreadable, NoValue, NotComputed, RecursionError):  # answers that cannot be compared count as different
         return False
     except Exception as error:  # an answer must not end a training
         _log_error(type(error).__name__)

@@ -34,7 +34,7 @@ from rstar_lab.verify.values import (
     symbols,
 )  # fmt: skip
 
-PART_STEPS = 200  # of the comparison of two parts of answers
+PART_STEPS = 200  # steps that the comparison of two parts of answers takes
 REALS = ("sym", "ℝ")
 _OTHERWISE = (("otherwise",), ("else",))
 

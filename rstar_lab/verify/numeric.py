@@ -24,7 +24,8 @@ from rstar_lab.verify.values import Formula, decadic, has, nodes, number, operan
 
 MAX_STEPS = 100_000  # of a comparison: about 0.5 s
 STEP_BITS = 500  # of an exact number: arithmetic with more takes more steps
-FUNCTION_STEPS, TERM_STEPS = 10, 50  # of a function that is not exact, and of a term of an infinite sum or a limit
+FUNCTION_STEPS = 10  # steps that a function with rounded values takes
+TERM_STEPS = 50  # steps that a term of an infinite sum or a limit takes
 MAX_TERMS = 200  # of an infinite sum or a limit: the extrapolation of more is slow
 MAX_BITS = 40_000  # of an exact number
 MAX_MAGNITUDE = 1e6  # of the logarithm of a number that is not exact

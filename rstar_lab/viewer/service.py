@@ -57,7 +57,7 @@ class Viewer:
         self._logs = runs_dir if (runs_dir / "run.json").exists() else logs
         self._pages = Pages()
         self._lock = threading.RLock()  # of the widgets
-        # Makes the connections of all widgets that this process makes from now on.
+        # Creates the connections of all widgets that this process creates from now on.
         comm.create_comm = lambda **_: PageComm(self._pages)
         self._overview: Overview = overview(runs_dir)
         self._root = runs_dir

@@ -43,7 +43,7 @@ def test_a_process_that_is_forked_during_a_comparison_can_compare():
 
 @pytest.mark.parametrize("reward", ["verify", "own_rewards:equal"])
 async def test_an_undecided_answer_makes_the_rollout_unusable_and_is_counted(tmp_path, monkeypatch, caplog, reward):
-    """An unexpected error of a comparison decides nothing; what is not computed is different."""
+    """An unexpected error of a comparison decides nothing; answers that cannot be compared count as different."""
     (tmp_path / "own_rewards.py").write_text("import rstar_lab.verify as v\nequal = lambda *texts: v.verify(*texts)")
     monkeypatch.syspath_prepend(str(tmp_path))
     unexpected = type(f"Unexpected in {reward}", (Exception,), {})

@@ -222,7 +222,7 @@ def _model_turn(
         yield from piece("text", low, high)
 
     def of_call(call: ToolCall, outcome: str | None) -> Iterator[Segment]:
-        """Yield the code and the input of a call; for a call without code or with an error its text."""
+        """Yield the code and the input of a call; if it has an error or no code, its text."""
         low, high = begin + call.start, begin + call.end
         if call.arguments is None or not isinstance(call.arguments.get("code"), str):
             low = text.index(call.raw, low, high)

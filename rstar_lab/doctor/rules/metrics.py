@@ -245,7 +245,7 @@ def nothing_changes(log: Log) -> Evidence | None:
 def _explodes(values: pd.Series) -> pd.Series:
     """Return where a metric is far above its values in the first half of the steps before.
 
-    A KL that grows with the number of steps as n**4, as in a linear warm-up, becomes at most 18 times as large in this time.
+    A KL that is proportional to step**4, as during a linear warm-up, grows by a factor of at most 18 in this time.
     """
     known = values.dropna().abs()
     smooth = (

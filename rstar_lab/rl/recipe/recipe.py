@@ -22,7 +22,7 @@ FUNCTION_KEYS = (
     "type",
 )  # fmt: skip
 
-# Keys of `rl` of which a run has one value: all stages share the objects that use them.
+# Keys of `rl` that a stage cannot change, because all stages share the objects that use them.
 SAME_IN_ALL_STAGES = (
     "prompt", "tools", "environments", "reward", "reward_timeout_s", "answer", "lora", "limits.tool_truncate_side", "limits.tool_timeout_s",
 )  # fmt: skip

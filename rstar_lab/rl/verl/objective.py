@@ -72,10 +72,12 @@ class StreamLoss:
         return loss * dp_size, {f"actor/{name}": metric for name, metric in metrics.items()}
 
     def loss(self, log_probs: torch.Tensor, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
-        """Return the loss of a micro-batch and its statistics; see `training_loss`. All tensors are (batch, tokens).
+        """Return the loss of a micro-batch and its statistics; see `training_loss`.
 
-        tensors: response_mask, old_log_probs, advantages and the weights of `stream_tensors`; optional: the weights of the
-        cross-entropy and of the correction, ref_log_prob.
+        Args:
+            log_probs: of the trained policy, with gradient, (batch, tokens).
+            tensors: (batch, tokens) each: response_mask, old_log_probs, advantages and the weights of `stream_tensors`;
+                optional: the weights of the cross-entropy and of the correction, ref_log_prob.
         """
         weights = tensors[POLICY_WEIGHTS]
         terms = objective.Terms(
@@ -104,10 +106,14 @@ def measured_update(
     ce_weight: float,
     config: LossConfig,
 ) -> Update:
-    """Return the measurements of an update from what verl reports of it. Without rollouts there was none.
+    """Return the measurements of an update from what verl reports of it.
 
-    metrics: verl's metrics of the step, with those of `StreamLoss` as `actor/<name>`. statistics: of the loss that the
-    trainer's process has computed. ce_weight: weight of the cross-entropy, which its sum contains.
+    Args:
+        metrics: verl's metrics of the step, with those of `StreamLoss` as `actor/<name>`.
+        statistics: of the loss that the trainer's process has computed.
+        selection: the rollouts that were trained on; without any, there was no update.
+        ce_weight: weight of the cross-entropy, which its sum contains.
+        config: options of the loss.
     """
     if not selection.trajectories:
         return Update()
@@ -126,7 +132,11 @@ def stream_tensors(
 ) -> dict[str, list[torch.Tensor]]:
     """Return the tensors that carry the streams of the rows of a mini-batch, by name: one tensor (tokens,) per row.
 
-    streams: None for verl's padding and for a row that is not trained on. masks: 1 on the tokens that the model generated.
+    Args:
+        streams: streams of each row; None for verl's padding and for a row that is not trained on.
+        masks: 1 on the tokens that the model generated, (tokens,) per row.
+        groups: group of each row.
+        rl: settings of the stage.
     """
     rows = [
         (Streams(loss_weight_T=0.0) if stream is None or not mask.any() else stream, mask)
@@ -153,7 +163,10 @@ def _row(values: Stream | None, mask: torch.Tensor, default: float = 0.0) -> tor
 def aggregation_weights(tokens: Sequence[int], groups: Sequence[Any], rl: RlSection) -> list[float]:
     """Return the weight of the tokens of each row with which their weighted sum is the aggregation of the recipe.
 
-    tokens: trained tokens of each row of a mini-batch; 0 for rows that are not trained on. groups: group of each row.
+    Args:
+        tokens: trained tokens of each row of a mini-batch; 0 for rows that are not trained on.
+        groups: group of each row.
+        rl: settings of the stage.
     """
     if rl.method.aggregation == "token-mean":
         return [1 / max(1, sum(tokens))] * len(tokens)
@@ -222,9 +235,12 @@ def order_rows(
     wait for the slowest, so the rows of a mini-batch are dealt to the ranks by their work (Karmarkar-Karp, as in verl).
     Padding fills each part up.
 
-    mini_batch_of: the mini-batch of each real row, None for padding. The number of rows is a multiple of ranks * mini_batches,
-    and no mini-batch has more than rows / mini_batches real rows. workloads: work of each row, in any unit. Default: the same
-    for all real rows.
+    Args:
+        mini_batch_of: (rows,) the mini-batch of each real row, None for padding. The number of rows is a multiple of
+            ranks * mini_batches, and no mini-batch has more than rows / mini_batches real rows.
+        ranks: number of ranks.
+        mini_batches: number of mini-batches.
+        workloads: (rows,) work of each row, in any unit. Default: the same for all real rows.
     """
     from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 

@@ -14,7 +14,7 @@ DEVICE = READ_FILE | WRITE_FILE
 _RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
 _FILE_RIGHTS = EXECUTE | WRITE_FILE | READ_FILE | 1 << 14 | 1 << 15
 ABI_WITH_SCOPES = 6
-# Lowest number of a file descriptor of the rules. A program closes all lower ones and then opens files with fixed numbers.
+# The rules use file descriptors from this number on. A program closes all lower ones, so that it knows the numbers of its files.
 FIRST_FD = 16
 _TCP = 0b11
 _SCOPES = 0b11
